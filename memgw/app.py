@@ -1,0 +1,93 @@
+"""Puts the parts together: configuration → gateway → Flask application."""
+
+import logging
+import re
+from collections.abc import Mapping
+from time import monotonic
+from uuid import uuid4
+
+from flask import Flask, Response, g, request
+
+from memgw import logs, problems
+from memgw.config import Config
+from memgw.gateway import Gateway
+from memgw.mirror import Mirror
+from memgw.qmd import QmdCli
+from memgw.status import Status
+from memgw.views import bp
+from memgw.workspace import Layout, UpdateOn
+
+requests_log = logging.getLogger(logs.REQUESTS)
+
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+STEPS = {
+    "wait": "waited_ms",
+    "ask": "asked_ms",
+    "fetch": "fetched_ms",
+    "align": "aligned_ms",
+    "index": "indexed_ms",
+    "search": "searched_ms",
+}
+
+
+def create_gateway(config: Config, environ: Mapping[str, str]) -> Gateway:
+    """`environ`: of this process; what the tools need of it is picked from it."""
+    layout = Layout(
+        data=config.data_dir,
+        prefix=config.index_prefix,
+        update_on=UpdateOn(config.update_on),
+        embed_model=config.embed_model,
+        lock_timeout=config.lock_timeout_seconds,
+    )
+    mirror = Mirror(
+        config.data_dir,
+        config.remote_url,
+        environ,
+        remote_timeout=config.remote_timeout_seconds,
+        lock_timeout=config.lock_timeout_seconds,
+    )
+    engine = QmdCli(config.launcher, config.data_dir, {**environ, **config.gpu}, config.models)
+    return Gateway(layout, mirror, engine)
+
+
+def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
+    """The WSGI application. Makes the data directory; asks nothing of Git or qmd yet."""
+    logs.configure(config.log_level, logs.secrets_of(config.remote_url))
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    app = Flask("memgw", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes
+    app.json.ensure_ascii = False  # type: ignore[attr-defined]
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.json.compact = True  # type: ignore[attr-defined]
+    gateway = create_gateway(config, environ)
+    app.extensions |= {"memgw": gateway, "memgw.config": config, "memgw.status": Status(config, gateway)}
+    problems.init_app(app)
+    app.before_request(_begin)
+    app.after_request(_end)
+    app.register_blueprint(bp)
+    return app
+
+
+def _begin() -> None:
+    given = request.headers.get("X-Request-ID", "")
+    logs.request_id.set(given if _GIVEN_ID.fullmatch(given) else uuid4().hex)
+    g.arrived = monotonic()
+    g.facts = {}
+
+
+def _end(response: Response) -> Response:
+    """One line a request: what was asked of which commit, how it ended, and where the time went."""
+    response.headers["X-Request-ID"] = logs.request_id.get()
+    spent = g.deadline.timings_ms if "deadline" in g else {}
+    facts = {
+        "method": request.method,
+        "path": request.path,
+        "status": response.status_code,
+        "code": g.get("code"),
+        **g.facts,
+        "ms": round((monotonic() - g.arrived) * 1000, 1),
+        **{STEPS[step]: ms for step, ms in spent.items()},
+    }
+    requests_log.info("request", extra={key: value for key, value in facts.items() if value is not None})
+    return response

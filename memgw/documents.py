@@ -1,0 +1,43 @@
+"""Which files qmd takes for documents, and by which hash it knows them.
+
+The rules are read from qmd 2.8.3 (`reindexCollection` and `hashContent` in dist/store.js) and held to it by a test
+over odd names and contents. Pure, but for reading the files it is told to.
+"""
+
+import re
+from hashlib import sha256
+
+PATTERN = "**/*.md"
+
+_EXCLUDED_FOLDERS = frozenset({"node_modules", ".git", ".cache", "vendor", "dist", "build"})
+
+# what JavaScript's String.trim removes; Python's strip differs in both directions
+_JS_SPACE = (
+    "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000\ufeff"
+)
+
+_UNREADABLE = re.compile(r"[\\\udc80-\udcff]")
+
+
+def wanted_folder(name: str) -> bool:
+    """Whether files below a folder of this name can be documents."""
+    return not name.startswith(".") and name not in _EXCLUDED_FOLDERS
+
+
+def wanted_file(name: str) -> bool:
+    """Whether a regular file of this name can be a document."""
+    return name.endswith(".md") and not name.startswith(".")
+
+
+def readable(path: str) -> bool:
+    """False for names that qmd can't open: with a backslash, or not UTF-8 (surrogate-escaped here)."""
+    return not _UNREADABLE.search(path)
+
+
+def content_hash(blob: bytes) -> str | None:
+    """qmd's hash of a document's content, 64 hex digits; None for a blank one, which qmd passes over."""
+    text = blob.decode("utf-8", "replace")
+    if not text.strip(_JS_SPACE):
+        return None
+    return sha256(text.encode()).hexdigest()

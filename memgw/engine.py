@@ -1,0 +1,63 @@
+"""What memgw asks of a search engine. `QmdCli` is the reference; a faster one has to give the same answers."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from memgw.deadline import Deadline
+from memgw.results import Hit
+
+
+class QueryType(StrEnum):
+    """How to search; `search` is BM25, the others need models."""
+
+    SEARCH = "search"
+    VSEARCH = "vsearch"
+    QUERY = "query"
+    DEEP_SEARCH = "deep_search"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one workspace's documents and index are. `index` names it to qmd: `<prefix>-<workspace>`."""
+
+    index: str
+    worktree: Path
+    folder: Path
+    file: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """`text` is untrusted: it reaches no argument that can be read as an option. `limit` 1 to 50,
+    `min_score` 0 to 1."""
+
+    text: str
+    query_type: QueryType = QueryType.SEARCH
+    limit: int = 10
+    min_score: float = 0.0
+
+
+class Engine(Protocol):
+    """All calls raise EngineFailed, EngineBadOutput, StorageFull or DeadlineExceeded, and nothing else."""
+
+    query_types: frozenset[QueryType]
+    """The ones that this engine can do now. For any other, the gateway steps down and says so."""
+
+    def version(self) -> str:
+        """The engine's version; an index is only good for the one that wrote it."""
+        ...
+
+    def update(self, place: Place, deadline: Deadline, held: int) -> None:
+        """Brings the index to the worktree's files, making it when there is none. A writer: `held` is the
+        descriptor of the workspace lock."""
+        ...
+
+    def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
+        """The best hits first. A reader: runs beside others, and beside a writer."""
+        ...
+
+    def explain(self, place: Place, question: Question) -> list[str]:
+        """The command that `search` stands for, without paths of this machine: for people to repeat it."""
+        ...

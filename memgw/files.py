@@ -1,0 +1,69 @@
+"""Files that are replaced whole, or not at all; folders that are removed whatever is in them."""
+
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes `text` beside `path` and renames it over. Raises OSError; then `path` is as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as aside:
+        try:
+            aside.write(text)
+            aside.flush()
+            os.replace(aside.name, path)
+        except BaseException:
+            os.unlink(aside.name)
+            raise
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what a `replace` of `path` left that was killed; nobody may be at it."""
+    leftover = re.compile(rf"\.{re.escape(path.name)}\.\w+")
+    if path.parent.is_dir():
+        for name in os.listdir(path.parent):
+            if leftover.fullmatch(name):
+                remove(path.parent / name)
+
+
+def ensure(path: Path, text: str) -> None:
+    """Makes `path` hold exactly `text`; writes only when it does not."""
+    try:
+        if path.read_text("utf-8") == text:
+            return
+    except (FileNotFoundError, UnicodeDecodeError):
+        pass
+    except IsADirectoryError:
+        remove(path)
+    replace(path, text)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a whole folder, folders without write permission too; no error when there is none."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+
+    os.chmod(path, stat.S_IRWXU)  # before each listing: a damaged permission must not stop a repair
+    for folder, below, _ in os.walk(path):
+        for name in below:
+            inner = os.path.join(folder, name)
+            if not os.path.islink(inner):
+                os.chmod(inner, stat.S_IRWXU)
+    shutil.rmtree(path)
+
+
+def size(path: Path) -> int:
+    """Bytes of all files below `path`; those that vanish meanwhile do not count."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

@@ -1,0 +1,190 @@
+"""One request from question to answer. This module is the story (DESIGN.md §2); others know how each step is done."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+from memgw.branch import Branch
+from memgw.deadline import Deadline
+from memgw.engine import Engine, QueryType, Question
+from memgw.errors import EngineBadOutput, EngineFailed, EngineMissing, IndexDamaged, MemgwError, MirrorDamaged
+from memgw.mirror import Change, Mirror
+from memgw.results import Hit
+from memgw.state import Stamp, now
+from memgw.workspace import Held, Layout, UpdateOn, Workspace
+
+log = logging.getLogger(__name__)
+
+TRIES_WITHOUT_LOCK = 2
+
+
+@dataclass(frozen=True)
+class Degraded:
+    """Something that could not be done as asked, for the client."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """An index that is proven, and what is known of the remote. `asked` is False when the remote was not."""
+
+    stamp: Stamp
+    synced_at: str
+    asked: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `query` found. `bodies`: path → whole text, for those who asked for it."""
+
+    workspace: Workspace
+    fresh: Fresh
+    hits: list[Hit]
+    degraded: list[Degraded]
+    command: list[str]
+    bodies: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `sync` did. `previous`: the commit before; None for a new workspace or one that was lost."""
+
+    workspace: Workspace
+    fresh: Fresh
+    previous: str | None
+    change: Change
+    degraded: list[Degraded]
+
+
+class Gateway:
+    """Answers from the newest commit of a branch. Safe to share between threads: it keeps nothing of a request."""
+
+    def __init__(self, layout: Layout, mirror: Mirror, engine: Engine) -> None:
+        self.layout, self.mirror, self.engine = layout, mirror, engine
+
+    def query(
+        self,
+        branch: Branch,
+        question: Question,
+        deadline: Deadline,
+        *,
+        latest: bool = True,
+        bodies: bool = False,
+    ) -> Answer:
+        """Searches the branch as it is in the remote now; as it is here when not `latest`, if it was ever fetched."""
+        workspace = self.workspace(branch)
+        with self._noting_errors(workspace):
+            question, degraded = self._within_ability(question)
+            for _ in range(TRIES_WITHOUT_LOCK):
+                fresh = self._fresh(workspace, deadline, latest)
+                answer = self._search(workspace, fresh, question, bodies, deadline)
+                if answer:
+                    break
+            else:  # the branch moves faster than we search, or its index breaks as we look: keep it still
+                with workspace.hold(deadline) as held:
+                    fresh = self._fresh(workspace, deadline, latest, held)
+                    answer = self._search(workspace, fresh, question, bodies, deadline, held)
+            if not answer:
+                raise EngineFailed("the index can't be kept whole")
+            return replace(answer, degraded=degraded + _skipped(answer.fresh.stamp))
+
+    def sync(self, branch: Branch, deadline: Deadline) -> Report:
+        """Brings the branch's workspace to its newest commit without searching."""
+        workspace = self.workspace(branch)
+        with self._noting_errors(workspace):
+            before = workspace.state().stamp
+            fresh = self._fresh(workspace, deadline)
+            commit, previous = fresh.stamp.commit, before.commit if before else None
+            if previous == commit:
+                change: Change | None = Change(0, 0, 0)
+            else:
+                change = self.mirror.change(previous, commit, deadline)
+            if change is None:  # the old commit is not in the mirror any more
+                previous, change = None, self.mirror.change(None, commit, deadline)
+            return Report(workspace, fresh, previous, change or Change(0, 0, 0), _skipped(fresh.stamp))
+
+    def workspace(self, branch: Branch) -> Workspace:
+        """Makes nothing on disk."""
+        return Workspace(branch, self.layout, self.mirror, self.engine)
+
+    def _fresh(self, workspace: Workspace, deadline: Deadline, latest: bool = True, held: Held | None = None) -> Fresh:
+        """ask → (hold → look again → fetch → align → index): the second half only when there is something to do."""
+        before = workspace.state()
+        if not latest and (fresh := self._as_it_stands(workspace, deadline, held)):
+            return fresh
+        asked_at, tip = now(), self.mirror.ask(workspace.branch, deadline)
+        stamp = None if self.layout.update_on is UpdateOn.ALWAYS else workspace.proven(tip)
+        if not stamp:
+            with workspace.hold(deadline, held) as hold:
+                if workspace.state() != before:  # others were at work meanwhile: the branch may have moved again
+                    asked_at, tip = now(), self.mirror.ask(workspace.branch, deadline)
+                    stamp = workspace.proven(tip)
+                if not stamp:
+                    stamp, asked_at = workspace.bring(tip, asked_at, hold)
+        workspace.record.note_asked(asked_at, stamp.commit)
+        return Fresh(stamp, asked_at, asked=True)
+
+    def _as_it_stands(self, workspace: Workspace, deadline: Deadline, held: Held | None) -> Fresh | None:
+        """What is here, its index made whole again if need be; None when the branch was never fetched."""
+        stamp, state = workspace.proven(), workspace.state()
+        if not stamp and state.synced_at:
+            with suppress(MirrorDamaged), workspace.hold(deadline, held) as hold:
+                stamp = workspace.proven()
+                if not stamp and (tip := self.mirror.tip(workspace.branch, deadline)):
+                    stamp, _ = workspace.bring(tip, state.synced_at, hold)
+        if not stamp:
+            return None
+        state, notes = workspace.state(), workspace.record.notes()
+        known = notes.asked_at if notes.asked_commit == stamp.commit else None
+        return Fresh(stamp, max(known or "", state.synced_at or ""), asked=False)
+
+    def _search(
+        self,
+        workspace: Workspace,
+        fresh: Fresh,
+        question: Question,
+        bodies: bool,
+        deadline: Deadline,
+        held: Held | None = None,
+    ) -> Answer | None:
+        """None when the index changed under the search, or is broken: then what was found is worth nothing."""
+        place = workspace.place(fresh.stamp)
+        try:
+            with deadline.step("search"):
+                hits = self.engine.search(place, question, deadline)
+                texts = workspace.index.bodies(place.file, [hit.path for hit in hits]) if bodies and hits else {}
+        except EngineMissing:
+            raise
+        except (EngineFailed, EngineBadOutput, IndexDamaged):
+            with workspace.hold(deadline, held) as hold:
+                if workspace.distrust(fresh.stamp, hold):
+                    return None
+            raise
+        if not workspace.still(fresh.stamp):
+            return None
+        return Answer(workspace, fresh, hits, [], self.engine.explain(place, question), texts)
+
+    def _within_ability(self, question: Question) -> tuple[Question, list[Degraded]]:
+        """The question as the engine can take it. Semantic ones need models; the place is ready for them here."""
+        if question.query_type in self.engine.query_types:
+            return question, []
+        note = Degraded("model_unavailable", f"no embedding model: {question.query_type} was answered with BM25")
+        return replace(question, query_type=QueryType.SEARCH), [note]
+
+    @contextmanager
+    def _noting_errors(self, workspace: Workspace) -> Iterator[None]:
+        try:
+            yield
+        except MemgwError as exc:
+            workspace.record.note_error(type(exc).__name__, exc.detail)
+            raise
+
+
+def _skipped(stamp: Stamp) -> list[Degraded]:
+    if not stamp.skipped:
+        return []
+    files = f"{stamp.skipped} file" + ("s" if stamp.skipped > 1 else "")
+    return [Degraded("documents_skipped", f"{files} of this commit could not be indexed")]

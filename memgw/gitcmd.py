@@ -1,0 +1,101 @@
+"""Git's commands through GitPython, with our own way of starting processes and of reading failures."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import git
+
+from memgw import proc
+from memgw.deadline import Deadline
+from memgw.errors import (
+    DeadlineExceeded,
+    MemgwError,
+    RemoteAuthFailed,
+    RemoteUnreachable,
+    StorageFull,
+    ToolError,
+    ToolFailed,
+    ToolMissing,
+    ToolTimeout,
+)
+
+_AUTH = re.compile(
+    r"authentication failed|could not read (username|password)|permission denied \(|"
+    r"host key verification failed|terminal prompts disabled|"
+    r"(error|HTTP)[: ]+(401|403)|access denied|invalid credentials",
+    re.IGNORECASE,
+)
+_REMOTE = re.compile(
+    r"could not read from remote|unable to access|unable to connect|could not resolve|"
+    r"connection (refused|reset|timed out)|"
+    r"does not appear to be a git repository|repository .* (not found|does not exist)|"
+    r"remote end hung up|early EOF|RPC failed|unable to look up|remote error|upload-pack|"
+    r"(the )?remote( helper)? (died|reported|did not)|transport '.*' not allowed|expected flush|network",
+    re.IGNORECASE,
+)
+
+
+class Commands(git.Git):
+    """`commands.fetch("--no-tags", …)` runs `git fetch --no-tags …` and returns its stdout as bytes.
+
+    Processes are started by `proc.run`: the given environment and nothing else, a limit of time taken from the
+    request's deadline, the lock's descriptor kept open. ToolError is what they raise; the
+    modules that call them translate it.
+    """
+
+    def __init__(
+        self,
+        cwd: Path,
+        env: Mapping[str, str],
+        deadline: Deadline,
+        keep_open: tuple[int, ...] = (),
+        at_most: float | None = None,
+    ) -> None:
+        super().__init__(str(cwd))
+        self._env, self._deadline, self._keep_open, self._at_most = env, deadline, keep_open, at_most
+
+    def execute(self, command: Sequence[str], **kwargs: Any) -> bytes:  # type: ignore[override]
+        """`kwargs`: `istream`, the bytes for stdin; nothing else of GitPython's is wanted here."""
+        stdin = kwargs.pop("istream", b"")
+        if kwargs:
+            raise TypeError(f"not supported: {', '.join(kwargs)}")
+        return proc.run(
+            command,
+            cwd=Path(str(self.working_dir)),
+            env=self._env,
+            timeout=self._deadline.left(self._at_most),
+            keep_open=self._keep_open,
+            stdin=stdin,
+            max_output=1024 * 1024 * 1024,
+        )
+
+
+def translate(exc: ToolError, deadline: Deadline) -> MemgwError | None:
+    """What a failure of any git command means, or None when it says nothing of the kinds known here."""
+    if isinstance(exc, ToolTimeout):
+        try:
+            deadline.left()
+        except DeadlineExceeded as late:
+            return late
+        return None
+    if exc.disk_is_full:
+        return StorageFull("no space is left where memgw keeps its data")
+    return None
+
+
+def raise_remote(exc: ToolError, deadline: Deadline, otherwise: type[MemgwError] = RemoteUnreachable) -> NoReturn:
+    """Raises what a failed conversation with the remote means; `otherwise` when it tells nothing."""
+    known = translate(exc, deadline)
+    if known:
+        raise known from exc
+    if isinstance(exc, ToolTimeout):
+        raise RemoteUnreachable("the remote did not answer in time") from exc
+    if isinstance(exc, ToolMissing):
+        raise RemoteUnreachable("git can't be started") from exc
+    if isinstance(exc, ToolFailed) and _AUTH.search(exc.stderr):
+        raise RemoteAuthFailed("the remote refused the gateway's credentials") from exc
+    if isinstance(exc, ToolFailed) and not _REMOTE.search(exc.stderr):
+        raise otherwise("the remote could not be asked") from exc
+    raise RemoteUnreachable("the remote could not be reached") from exc

@@ -1,0 +1,42 @@
+"""How gunicorn serves memgw: `gunicorn -c python:memgw.gunicorn_conf memgw.wsgi:app`.
+
+Threads, since requests wait for Git and qmd and not for Python. gunicorn's `timeout` bounds a worker's heartbeat, not a
+request (gthread); a request is bounded by its own deadline, which is shorter than both time-outs below.
+"""
+
+import os
+import sys
+
+from memgw.config import Config, ConfigError, environment
+
+try:
+    _config = Config.load(environment(os.environ))
+except ConfigError as exc:
+    sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+
+bind = _config.bind
+worker_class = "gthread"
+workers = _config.workers
+threads = _config.threads
+timeout = _config.timeout_seconds + 30
+graceful_timeout = _config.timeout_seconds + 10
+keepalive = 5
+errorlog = "-"
+accesslog = "-"
+logconfig_dict = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "error": {"format": "%(asctime)s [%(process)d] [%(levelname)s] %(message)s"},
+        "access": {"format": "%(message)s"},
+    },
+    "handlers": {
+        "error": {"class": "logging.StreamHandler", "formatter": "error", "stream": "ext://sys.stderr"},
+        "access": {"class": "logging.StreamHandler", "formatter": "access", "stream": "ext://sys.stderr"},
+    },
+    "root": {"level": "WARNING", "handlers": ["error"]},
+    "loggers": {
+        "gunicorn.error": {"level": "INFO", "handlers": ["error"], "propagate": False},
+        "gunicorn.access": {"level": "INFO", "handlers": ["access"], "propagate": False},
+    },
+}

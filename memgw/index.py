@@ -1,0 +1,142 @@
+"""The index files of one workspace: what qmd wrote, looked at from outside.
+
+qmd's exit status proves little, so that this module reads its SQLite file (tables `documents`, `content`,
+`documents_fts`, as qmd 2.8.3 makes them) and compares it with the commit. It never changes a row.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from memgw import files
+from memgw.errors import IndexDamaged, StorageFull
+
+COLLECTION = "_"
+"""qmd indexes the collection's name as text. This one has no letter or digit: it is no word that a query could find."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Tells one state of an index file from every other: whoever writes to the file changes it."""
+
+    file: str
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class IndexFolder:
+    """`<data>/qmd-cache/<prefix>-<workspace>/`. An index that is built from nothing gets a new file name, so
+    that a process which still reads the old one can't mix the two up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def new_file(self) -> str:
+        """A name that was never used here."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return f"index-{uuid4().hex[:12]}.sqlite"
+
+    def keep_only(self, file: str) -> None:
+        """Removes all indexes but `file`. For whoever holds the workspace lock."""
+        for entry in self.path.iterdir():
+            if not entry.name.startswith(file):
+                files.remove(entry)
+
+    def identity(self, file: str) -> Identity | None:
+        """None when there is no such file, or its write-ahead log holds what is not in the file yet."""
+        try:
+            seen = os.stat(self.path / file)
+            log = self.path / f"{file}-wal"
+            if log.exists() and log.stat().st_size:
+                return None
+        except OSError:
+            return None
+        return Identity(file, seen.st_ino, seen.st_size, seen.st_mtime_ns)
+
+    def bytes(self) -> int:
+        """What the indexes take on disk."""
+        return files.size(self.path)
+
+    def documents(self, file: str) -> int:
+        """How many documents can be found. Raises IndexDamaged."""
+        with self._open(file) as db:
+            return _number(db, "SELECT count(*) FROM documents WHERE collection = ? AND active = 1", COLLECTION)
+
+    def pending_embeddings(self, file: str) -> int:
+        """How many different contents have no vector yet. Raises IndexDamaged."""
+        with self._open(file) as db:
+            return _number(
+                db,
+                "SELECT count(DISTINCT hash) FROM documents WHERE active = 1"
+                " AND hash NOT IN (SELECT hash FROM content_vectors)",
+            )
+
+    def bodies(self, file: str, paths: Sequence[str]) -> dict[str, str]:
+        """The whole text of documents, by path. Raises IndexDamaged when one is not there."""
+        with self._open(file) as db:
+            marks = ", ".join("?" * len(paths))
+            rows = db.execute(
+                "SELECT path, doc FROM documents JOIN content USING (hash)"  # noqa: S608  only marks are put in
+                f" WHERE collection = ? AND active = 1 AND path IN ({marks})",
+                (COLLECTION, *paths),
+            )
+            found = dict(rows)
+        if len(found) != len(set(paths)):
+            raise IndexDamaged("a document of the index has no content")
+        return found
+
+    def check(self, file: str, wanted: Mapping[str, str], *, deep: bool) -> set[str]:
+        """Compares the index with `wanted` (path → content hash) and returns the paths that it lacks.
+
+        Whatever it holds must be wanted, with exactly that content, and be in the text index; anything
+        else raises IndexDamaged. `deep` also has SQLite and FTS5 examine their own structures.
+        """
+        with self._open(file) as db:
+            held = dict(db.execute("SELECT path, hash FROM documents WHERE active = 1"))
+            if held.items() - wanted.items():
+                raise IndexDamaged("the index holds what is not in the commit")
+            if _number(db, "SELECT count(*) FROM documents WHERE active = 1 AND collection <> ?", COLLECTION):
+                raise IndexDamaged("the index holds another collection")
+            texts = {row[0] for row in db.execute("SELECT id FROM documents_fts_docsize")}
+            if texts != {row[0] for row in db.execute("SELECT id FROM documents WHERE active = 1")}:
+                raise IndexDamaged("the text index does not match the documents")
+            texts_by_hash = db.execute("SELECT hash, doc FROM content")
+            intact = {key for key, text in texts_by_hash if sha256(str(text).encode()).hexdigest() == key}
+            if not set(held.values()) <= intact:
+                raise IndexDamaged("a document's text is not what its hash says")
+        if deep:
+            self._examine(file)
+        return wanted.keys() - held.keys()
+
+    def settle(self, file: str) -> None:
+        """Moves the write-ahead log into the file, so that no later close of a reader changes the file."""
+        with self._open(file, mode="rw") as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def _examine(self, file: str) -> None:
+        with self._open(file, mode="rw") as db:
+            if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                raise IndexDamaged("SQLite finds the index broken")
+            db.execute("INSERT INTO documents_fts(documents_fts, rank) VALUES ('integrity-check', 0)")
+            db.rollback()
+
+    @contextmanager
+    def _open(self, file: str, mode: str = "ro") -> Iterator[sqlite3.Connection]:
+        uri = f"{(self.path / file).as_uri()}?mode={mode}"
+        try:
+            with closing(sqlite3.connect(uri, uri=True, timeout=10)) as db:
+                yield db
+        except (sqlite3.Error, UnicodeError) as exc:
+            if "disk is full" in str(exc):
+                raise StorageFull("no space is left where memgw keeps its data") from exc
+            raise IndexDamaged("the index can't be read") from exc
+
+
+def _number(db: sqlite3.Connection, sql: str, *values: str) -> int:
+    return int(db.execute(sql, values).fetchone()[0])

@@ -1,0 +1,235 @@
+"""The bare mirror that all workspaces share, and the remote behind it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from memgw import files, locks
+from memgw.branch import Branch
+from memgw.deadline import Deadline
+from memgw.environ import for_git
+from memgw.errors import BranchNotFound, MirrorDamaged, RemoteUnreachable, ToolError, ToolFailed
+from memgw.gitcmd import Commands, raise_remote, translate
+
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""Git knows this object without having it: the tree of a commit with no files."""
+
+_OID = re.compile(r"[0-9a-f]{40}")
+
+# Bytes on disk = bytes of the blobs, whatever .gitattributes of the branch or settings of the
+# operator say: info/attributes outranks both (gitattributes(5)).
+_ATTRIBUTES = "* -text -ident !eol !filter !working-tree-encoding\n"
+
+_SETTINGS = """\
+# Written by memgw. Your own settings come first, so that credential helpers and proxies work.
+[include]
+{includes}
+[core]
+    hooksPath = /dev/null
+    fsmonitor = false
+    logAllRefUpdates = false
+    autocrlf = false
+    symlinks = true
+    quotePath = true
+    attributesFile = /dev/null
+    excludesFile = /dev/null
+[safe]
+    directory = *
+[gc]
+    auto = 0
+[maintenance]
+    auto = false
+[fetch]
+    unpackLimit = 1
+    recurseSubmodules = false
+    writeCommitGraph = false
+[checkout]
+    defaultRemote =
+[submodule]
+    recurse = false
+[advice]
+    detachedHead = false
+[protocol]
+    version = 2
+[init]
+    templateDir =
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """How many files differ between two commits."""
+
+    added: int
+    modified: int
+    deleted: int
+
+
+class Mirror:
+    """`<data>/git-mirror/repo.git`. Takes the mirror lock by itself, always inside a workspace's."""
+
+    def __init__(
+        self,
+        data: Path,
+        url: str,
+        environ: Mapping[str, str],
+        *,
+        remote_timeout: float,
+        lock_timeout: float,
+    ) -> None:
+        self.path = data / "git-mirror" / "repo.git"
+        self._url = url
+        self._remote_timeout, self._lock_timeout = remote_timeout, lock_timeout
+        self._lock = data / "locks" / "mirror.lock"
+        self._settings = self.path.parent / "gitconfig"
+        self._includes = [
+            f"    path = {_quoted(place)}"
+            for place in (
+                Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/"), ".config"), "git/config"),
+                Path(environ.get("HOME", "/"), ".gitconfig"),
+            )
+        ]
+        if own := environ.get("GIT_CONFIG_GLOBAL"):
+            self._includes = [f"    path = {_quoted(Path(own))}"]
+        self.env = for_git(environ, self._settings, data)
+
+    def ask(self, branch: Branch, deadline: Deadline) -> str:
+        """The commit that the remote has for `branch` at some moment during this call; read only, no lock.
+
+        Raises BranchNotFound, RemoteUnreachable, RemoteAuthFailed, DeadlineExceeded.
+        """
+        self._write_settings()
+        git = Commands(self.path.parent, self.env, deadline, at_most=self._remote_timeout)
+        try:
+            with deadline.step("ask"):
+                out = cast(bytes, git.ls_remote("--", self._url, branch.ref))
+        except ToolError as exc:
+            raise_remote(exc, deadline)
+        for line in out.decode(errors="replace").splitlines():
+            oid, _, ref = line.partition("\t")
+            if ref == branch.ref:  # ls-remote matches the end of names
+                if not _OID.fullmatch(oid):
+                    raise RemoteUnreachable("the remote does not use SHA-1 object names, which memgw needs")
+                return oid
+        raise BranchNotFound(f"the remote has no branch {branch.name!r}")
+
+    def tip(self, branch: Branch, deadline: Deadline) -> str | None:
+        """The commit last fetched for `branch`, or None. Raises MirrorDamaged."""
+        try:
+            out: bytes = self._git(deadline).rev_parse(
+                "--verify", "--quiet", "--end-of-options", f"{branch.mirror_ref}^{{commit}}"
+            )
+        except ToolFailed as exc:
+            if exc.status == 1:
+                return None
+            raise MirrorDamaged("the mirror can't be read") from exc
+        except ToolError as exc:
+            raise translate(exc, deadline) or MirrorDamaged("the mirror can't be read") from exc
+        return out.decode().strip()
+
+    def fetch(self, branch: Branch, deadline: Deadline) -> str:
+        """Fetches `branch` and returns the commit that it had, which may be newer than one asked before.
+
+        Raises as `ask` does, and MirrorDamaged, StorageFull, WorkspaceBusy.
+        """
+        with self.lock(deadline) as descriptor, deadline.step("fetch"):
+            git = self._git(deadline, descriptor)
+            try:
+                git.fetch(
+                    "--quiet", "--no-tags", "--no-write-fetch-head", "--force",
+                    "--", self._url, f"+{branch.ref}:{branch.mirror_ref}",
+                )  # fmt: skip
+            except ToolFailed as exc:
+                if "couldn't find remote ref" in exc.stderr:
+                    raise BranchNotFound(f"the remote has no branch {branch.name!r}") from exc
+                raise_remote(exc, deadline, otherwise=MirrorDamaged)
+            except ToolError as exc:
+                raise_remote(exc, deadline)
+        tip = self.tip(branch, deadline)
+        if tip is None:
+            raise MirrorDamaged("the mirror lost what was just fetched")
+        return tip
+
+    def change(self, old: str | None, new: str, deadline: Deadline) -> Change | None:
+        """Counts files between two commits (renames count as deleted and added; from nothing when `old` is
+        None). None when the mirror no longer has `old`."""
+        try:
+            out: bytes = self._git(deadline).diff_tree(
+                "-r", "-z", "--no-renames", "--name-status", "--end-of-options", old or EMPTY_TREE, new
+            )
+        except ToolError as exc:
+            if old is not None and isinstance(exc, ToolFailed):
+                return None
+            raise translate(exc, deadline) or MirrorDamaged("the mirror can't compare commits") from exc
+        kinds = out.split(b"\0")[:-1:2]
+        added, deleted = kinds.count(b"A"), kinds.count(b"D")
+        return Change(added, len(kinds) - added - deleted, deleted)
+
+    def prepare(self, deadline: Deadline) -> None:
+        """Makes the mirror when there is none, and its settings as they have to be."""
+        self._write_settings()
+        if not (self.path / "HEAD").is_file():
+            with self.lock(deadline) as descriptor:
+                if not (self.path / "HEAD").is_file():
+                    self._make(deadline, descriptor)
+        files.ensure(self.path / "info" / "attributes", _ATTRIBUTES)
+
+    def identity(self) -> int | None:
+        """Changes when the mirror is made again; None when there is none."""
+        try:
+            return self.path.stat().st_ino
+        except OSError:
+            return None
+
+    def remake(self, seen: int | None, deadline: Deadline) -> None:
+        """Throws the mirror away and makes an empty one; worktrees of it have to be made again.
+
+        Does nothing when its identity is no longer `seen`: then somebody else has just done it.
+        """
+        with self.lock(deadline) as descriptor:
+            if self.identity() == seen:
+                self._make(deadline, descriptor)
+
+    @contextmanager
+    def lock(self, deadline: Deadline) -> Iterator[int]:
+        """Holds the mirror lock, with what a killed owner left removed. Yields the lock's descriptor."""
+        with locks.hold(self._lock, deadline, self._lock_timeout) as descriptor:
+            if self.path.is_dir():
+                self._remove_leftovers()
+            yield descriptor
+
+    def _git(self, deadline: Deadline, *keep_open: int) -> Commands:
+        return Commands(self.path.parent, self.env | {"GIT_DIR": str(self.path)}, deadline, keep_open)
+
+    def _make(self, deadline: Deadline, descriptor: int) -> None:
+        files.remove(self.path)
+        aside = self.path.with_name("new.git")
+        files.remove(aside)
+        git = Commands(self.path.parent, self.env, deadline, (descriptor,))
+        try:
+            git.init("--bare", "--quiet", "--initial-branch=memgw", "--", str(aside))
+        except ToolError as exc:
+            raise translate(exc, deadline) or MirrorDamaged("the mirror can't be made") from exc
+        aside.rename(self.path)
+
+    def _remove_leftovers(self) -> None:
+        """Locks and half-written packs of a killed git. Nobody else is at work: we hold the mirror lock."""
+        for name in ("config.lock", "packed-refs.lock", "packed-refs.new", "HEAD.lock", "shallow.lock"):
+            files.remove(self.path / name)
+        for lock in (self.path / "refs").glob("**/*.lock"):
+            files.remove(lock)
+        for place in ("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/tmp_obj_*", "objects/incoming-*"):
+            for leftover in self.path.glob(place):
+                files.remove(leftover)
+
+    def _write_settings(self) -> None:
+        self._settings.parent.mkdir(parents=True, exist_ok=True)
+        files.ensure(self._settings, _SETTINGS.format(includes="\n".join(self._includes)))
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,58 @@
+"""The OpenAPI document, made from the schemas that the views use."""
+
+from functools import cache
+from typing import Any
+
+from apispec import APISpec
+from apispec.ext.marshmallow import MarshmallowPlugin
+from marshmallow import Schema
+
+from memgw import __version__
+from memgw.problems import CODES
+from memgw.schemas import AnswerOut, HealthOut, ProblemOut, QueryIn, SelectionIn, StatusOut, SyncOut
+
+_BODY = (400, 413, 415, 422)
+_WORK = (404, 500, 502, 503, 504, 507)
+
+
+@cache
+def document() -> dict[str, Any]:
+    """OpenAPI 3.1 of all endpoints."""
+    spec = APISpec(
+        title="memgw",
+        version=__version__,
+        openapi_version="3.1.0",
+        plugins=[MarshmallowPlugin()],
+        info={"description": "A team's memory in Git, searched at its newest commit."},
+    )
+    _add(spec, "/query", "post", "Search a branch at its newest commit", AnswerOut(), QueryIn(), _BODY + _WORK)
+    _add(spec, "/sync", "post", "Bring a branch to its newest commit", SyncOut(), SelectionIn(), _BODY + _WORK)
+    _add(spec, "/status", "get", "The state of the gateway and its workspaces", StatusOut(), None, (500,))
+    _add(spec, "/health", "get", "The process answers", HealthOut(), None, ())
+    spec.path(
+        "/openapi.json",
+        operations={"get": {"summary": "This document", "responses": {"200": {"description": "OpenAPI"}}}},
+    )
+    return spec.to_dict()
+
+
+def _add(
+    spec: APISpec,
+    path: str,
+    method: str,
+    summary: str,
+    out: Schema,
+    body: Schema | None,
+    failures: tuple[int, ...],
+) -> None:
+    answers: dict[str, Any] = {"200": _content("application/json", out, "Done")}
+    for status in failures:
+        answers[str(status)] = _content("application/problem+json", ProblemOut(), " or ".join(CODES[status]))
+    operation: dict[str, Any] = {"summary": summary, "operationId": path.strip("/"), "responses": answers}
+    if body:
+        operation["requestBody"] = _content("application/json", body, "") | {"required": True}
+    spec.path(path, operations={method: operation})
+
+
+def _content(media_type: str, schema: Schema, description: str) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {"schema": schema}}}

@@ -1,0 +1,120 @@
+"""The qmd command line: the reference engine."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from memgw import documents, files, proc
+from memgw.deadline import Deadline
+from memgw.engine import Place, QueryType, Question
+from memgw.environ import for_qmd
+from memgw.errors import (
+    DeadlineExceeded,
+    EngineBadOutput,
+    EngineFailed,
+    EngineMissing,
+    MemgwError,
+    StorageFull,
+    ToolError,
+    ToolMissing,
+    ToolOutputTooLarge,
+    ToolTimeout,
+)
+from memgw.index import COLLECTION
+from memgw.results import Hit, parse_hits
+
+MAX_OUTPUT = 8 * 1024 * 1024
+"""Fifty hits take some 40 kB."""
+
+DEFAULT_MODELS = {
+    "embed": "hf:ggml-org/embeddinggemma-300M-GGUF/embeddinggemma-300M-Q8_0.gguf",
+    "generate": "hf:tobil/qmd-query-expansion-1.7B-gguf/qmd-query-expansion-1.7B-q4_k_m.gguf",
+    "rerank": "hf:ggml-org/Qwen3-Reranker-0.6B-Q8_0-GGUF/qwen3-reranker-0.6b-q8_0.gguf",
+}
+"""qmd's own (dist/llm.js). Written out, since qmd writes missing ones into the config file by itself: not
+atomically, so that a second qmd could read half a file and take the collection for removed."""
+
+
+class QmdCli:
+    """Runs `qmd`, one process a call. `launcher` is the beginning of its command line."""
+
+    query_types = frozenset({QueryType.SEARCH})
+
+    def __init__(
+        self, launcher: Sequence[str], data: Path, environ: Mapping[str, str], models: Mapping[str, str]
+    ) -> None:
+        self._launcher = list(launcher)
+        self._environ = dict(environ)
+        self._cache = data / "qmd-cache"
+        self._config = data / "qmd-config"
+        self._models = DEFAULT_MODELS | dict(models)
+
+    def version(self) -> str:
+        """Read from qmd's package.json, beside the script; raises EngineMissing when there is none."""
+        script = Path(self._launcher[-1])
+        for folder in script.resolve().parents:
+            try:
+                package = json.loads((folder / "package.json").read_text("utf-8"))
+                return str(package["version"])
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, KeyError, TypeError) as exc:
+                raise EngineMissing("the search engine is not installed properly") from exc
+        raise EngineMissing("the search engine is not installed")
+
+    def update(self, place: Place, deadline: Deadline, held: int) -> None:
+        """`qmd update`: reads and hashes every file."""
+        self._run(place, ["update"], deadline, (held,))
+
+    def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
+        """`qmd search --json`: BM25, terms joined by AND."""
+        output = self._run(place, _search(question), deadline)
+        return parse_hits(output, place.index, COLLECTION)
+
+    def explain(self, place: Place, question: Question) -> list[str]:
+        return ["qmd", "--index", place.index, *_search(question)]
+
+    def _run(self, place: Place, command: Sequence[str], deadline: Deadline, keep_open: tuple[int, ...] = ()) -> bytes:
+        self._write_config(place)
+        home = self._config / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            return proc.run(
+                [*self._launcher, "--index", place.index, *command],
+                cwd=home,
+                env=for_qmd(
+                    self._environ,
+                    home=home,
+                    cache=self._cache,
+                    config=self._config,
+                    index=place.folder / place.file,
+                ),
+                timeout=deadline.left(),
+                keep_open=keep_open,
+                max_output=MAX_OUTPUT,
+            )
+        except ToolError as exc:
+            raise _translated(exc, deadline) from exc
+
+    def _write_config(self, place: Place) -> None:
+        """One collection over the worktree. JSON is YAML; written only when it differs, so mostly only read."""
+        collection = {"path": str(place.worktree), "pattern": documents.PATTERN}
+        text = json.dumps({"collections": {COLLECTION: collection}, "models": self._models}, indent=2)
+        files.ensure(self._config / f"{place.index}.yml", text + "\n")
+
+
+def _search(question: Question) -> list[str]:
+    floor = ["--min-score", repr(question.min_score)] if question.min_score else []
+    return ["search", "--json", "-n", str(question.limit), *floor, "--", question.text]
+
+
+def _translated(exc: ToolError, deadline: Deadline) -> MemgwError:
+    if isinstance(exc, ToolTimeout):
+        return DeadlineExceeded(f"the search engine was not done within {deadline.seconds:g} seconds")
+    if isinstance(exc, ToolMissing):
+        return EngineMissing("the search engine can't be started")
+    if isinstance(exc, ToolOutputTooLarge):
+        return EngineBadOutput("the search engine's answer is far too long")
+    if exc.disk_is_full:
+        return StorageFull("no space is left where memgw keeps its data")
+    return EngineFailed("the search engine failed")

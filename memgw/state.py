@@ -1,0 +1,122 @@
+"""What is known of a workspace, kept in `<data>/state/`; each file is replaced whole.
+
+`<workspace>.json` is the state proper: written under the workspace lock only. `notes/<workspace>.json` is what requests
+without the lock want to tell: the last one to write wins, and nothing depends on it.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from memgw import files
+from memgw.index import Identity
+
+FORMAT = 1
+
+
+def now() -> str:
+    """This moment, RFC 3339, UTC."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Proof that an index is the index of `commit`: made after everything was checked, taken back before anything
+    is changed. `serial` is never used twice, so that two equal stamps mean that nothing happened between."""
+
+    serial: str
+    commit: str
+    qmd: str
+    collection: str
+    embed_model: str
+    identity: Identity
+    documents: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class State:
+    """`worktree_commit`, `stamp.commit` and `embedded_commit` move one after the other; any can be None."""
+
+    branch: str
+    worktree_commit: str | None = None
+    stamp: Stamp | None = None
+    embedded_commit: str | None = None
+    synced_at: str | None = None
+    worktree_bytes: int = 0
+
+    def but(self, **changes: Any) -> "State":
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """When the remote was last asked and gave `asked_commit`; the last error since then, as `{at, code, detail}`."""
+
+    asked_at: str | None = None
+    asked_commit: str | None = None
+    last_error: dict[str, str] | None = None
+
+
+class StateFile:
+    """The two files of one workspace."""
+
+    def __init__(self, folder: Path, workspace: str) -> None:
+        self._state = folder / f"{workspace}.json"
+        self._notes = folder / "notes" / f"{workspace}.json"
+
+    def load(self) -> State | None:
+        """None when there is no file, or one that can't be understood: then nothing is known."""
+        try:
+            data = json.loads(self._state.read_text("utf-8"))
+            if data.pop("format") != FORMAT:
+                return None
+            if data["stamp"]:
+                data["stamp"]["identity"] = Identity(**data["stamp"]["identity"])
+                data["stamp"] = Stamp(**data["stamp"])
+            return State(**data)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+
+    def save(self, state: State) -> None:
+        """For whoever holds the workspace lock."""
+        files.replace(self._state, json.dumps({"format": FORMAT} | asdict(state), indent=1) + "\n")
+
+    def remove_leftovers(self) -> None:
+        """What writers that were killed left beside the files. For whoever holds the workspace lock."""
+        for file in (self._state, self._notes):
+            files.remove_leftovers(file)
+
+    def notes(self) -> Notes:
+        try:
+            return Notes(**json.loads(self._notes.read_text("utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return Notes()
+
+    def note_asked(self, at: str, commit: str) -> None:
+        """Keeps that the remote had `commit` at `at`; a second is exact enough, and saves most of the writes."""
+        old = self.notes()
+        if old.last_error is None and old.asked_commit == commit and (old.asked_at or "")[:19] >= at[:19]:
+            return
+        self._save_notes(Notes(at, commit))
+
+    def note_error(self, code: str, detail: str) -> None:
+        """Keeps the last error of a workspace that exists; a name that somebody made up leaves nothing behind."""
+        if self._state.exists():
+            error = {"at": now(), "code": code, "detail": detail}
+            self._save_notes(replace(self.notes(), last_error=error))
+
+    def _save_notes(self, notes: Notes) -> None:
+        with suppress(OSError):  # a full disk must not fail what needs no disk
+            files.replace(self._notes, json.dumps(asdict(notes)) + "\n")
+
+
+def all_states(folder: Path) -> Iterator[tuple[str, StateFile]]:
+    """Workspace name and files, of every workspace there is, by name."""
+    for path in sorted(folder.glob("[!.]*.json")):
+        name = path.name.removesuffix(".json")
+        yield name, StateFile(folder, name)

@@ -1,0 +1,84 @@
+"""What `/status` tells. It takes no lock and asks no remote, so that it stays fast while all else is busy."""
+
+import re
+from functools import cached_property
+from typing import Any
+
+from memgw import __version__, files, proc
+from memgw.branch import Branch
+from memgw.config import Config
+from memgw.errors import IndexDamaged, InvalidBranch, MemgwError, ToolError
+from memgw.gateway import Gateway
+from memgw.logs import redact
+from memgw.problems import code_of
+from memgw.state import all_states
+
+
+class Status:
+    """Collects; keeps nothing but the versions of programs that do not change under it."""
+
+    def __init__(self, config: Config, gateway: Gateway) -> None:
+        self._config, self._gateway = config, gateway
+
+    def collect(self) -> dict[str, Any]:
+        return {
+            "default_branch": self._config.default_branch,
+            "versions": {"memgw": __version__, "qmd": self._qmd(), "git": self._git, "node": self._node},
+            "mirror": {
+                "remote": redact(self._config.remote_url),
+                "bytes": files.size(self._gateway.mirror.path),
+            },
+            "workspaces": list(filter(None, map(self._workspace, self._branches()))),
+        }
+
+    def _branches(self) -> list[str]:
+        states = (file.load() for _, file in all_states(self._gateway.layout.states))
+        return [state.branch for state in states if state]
+
+    def _workspace(self, name: str) -> dict[str, Any] | None:
+        try:
+            workspace = self._gateway.workspace(Branch.parse(name))
+        except InvalidBranch:  # a damaged state
+            return None
+        state, notes, stamp = workspace.state(), workspace.record.notes(), workspace.state().stamp
+        try:
+            pending = workspace.index.pending_embeddings(stamp.identity.file) if stamp else None
+        except IndexDamaged:
+            pending = None
+        error = notes.last_error
+        asked = notes.asked_at if stamp and notes.asked_commit == stamp.commit else None
+        return {
+            "workspace": workspace.name,
+            "branch": name,
+            "commit": state.worktree_commit,
+            "indexed_commit": stamp.commit if stamp else None,
+            "synced_at": max(asked or "", state.synced_at or "") or None,
+            "documents": stamp.documents if stamp else None,
+            "pending_embeddings": pending,
+            "last_error": error and {**error, "code": code_of(error["code"])},
+            "bytes": state.worktree_bytes + workspace.index.bytes(),
+        }
+
+    def _qmd(self) -> str | None:
+        try:
+            return self._gateway.engine.version()
+        except MemgwError:
+            return None
+
+    @cached_property
+    def _git(self) -> str | None:
+        return self._version(["git", "--version"])
+
+    @cached_property
+    def _node(self) -> str | None:
+        return self._version([self._config.launcher[0], "--version"]) if len(self._config.launcher) > 1 else None
+
+    def _version(self, command: list[str]) -> str | None:
+        try:
+            said = proc.run(
+                command, cwd=self._config.data_dir, env=self._gateway.mirror.env, timeout=5, max_output=1000
+            ).decode(errors="replace")
+        except ToolError:
+            return None
+        found = re.search(r"\d+(\.\d+)+", said)
+        return found[0] if found else None
