@@ -12,6 +12,8 @@ from time import monotonic, sleep
 
 from memgw.errors import ToolFailed, ToolMissing, ToolOutputTooLarge, ToolTimeout
 
+Process = subprocess.Popen[bytes]
+
 STDERR_KEPT = 16_384
 _CHUNK = 65_536
 _LOOK_EVERY = 0.05
@@ -67,9 +69,21 @@ def run(
     return out
 
 
-def _communicate(
-    child: "subprocess.Popen[bytes]", argv: list[str], stdin: bytes, end: float, max_output: int
-) -> tuple[bytes, bytes]:
+def start(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Process:
+    """Starts a process that stays, writing where we write. It ends with us where the machine has setpriv."""
+    prefix = ["setpriv", "--pdeathsig", "KILL"] if _has_setpriv() else []
+    return subprocess.Popen([*prefix, *argv], cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
+
+
+def wait(child: Process, seconds: float) -> int | None:
+    """The status of a started process once it has ended, None if it has not after so many seconds."""
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _communicate(child: Process, argv: list[str], stdin: bytes, end: float, max_output: int) -> tuple[bytes, bytes]:
     """Feeds and reads the child until it has ended; what its own children still hold open is not waited for."""
     out, err = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
@@ -116,12 +130,12 @@ def _communicate(
     return bytes(out), bytes(err)
 
 
-def _has_ended(child: "subprocess.Popen[bytes]") -> bool:
+def _has_ended(child: Process) -> bool:
     """Looks without reaping."""
     return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _feed(child: "subprocess.Popen[bytes]", selector: selectors.BaseSelector, unsent: memoryview) -> memoryview:
+def _feed(child: Process, selector: selectors.BaseSelector, unsent: memoryview) -> memoryview:
     """Writes a piece of stdin and closes it after the last; a child that stopped reading is no error here."""
     assert child.stdin is not None  # noqa: S101  for mypy: registered only when there is one
     try:

@@ -74,27 +74,34 @@ class QmdCli:
     def explain(self, place: Place, question: Question) -> list[str]:
         return ["qmd", "--index", place.index, *_search(question)]
 
+    def serve_mcp(self, place: Place, port: int) -> proc.Process:
+        """Starts `qmd mcp --http` on loopback; it reads the index as it goes and stays until it is ended."""
+        self._write_config(place)
+        command = [*self._launcher, "--index", place.index, "mcp", "--http", "--host", "127.0.0.1"]
+        return proc.start([*command, "--port", str(port)], cwd=self._home(), env=self._env(place))
+
     def _run(self, place: Place, command: Sequence[str], deadline: Deadline, keep_open: tuple[int, ...] = ()) -> bytes:
         self._write_config(place)
-        home = self._config / "home"
-        home.mkdir(parents=True, exist_ok=True)
         try:
             return proc.run(
                 [*self._launcher, "--index", place.index, *command],
-                cwd=home,
-                env=for_qmd(
-                    self._environ,
-                    home=home,
-                    cache=self._cache,
-                    config=self._config,
-                    index=place.folder / place.file,
-                ),
+                cwd=self._home(),
+                env=self._env(place),
                 timeout=deadline.left(),
                 keep_open=keep_open,
                 max_output=MAX_OUTPUT,
             )
         except ToolError as exc:
             raise _translated(exc, deadline) from exc
+
+    def _home(self) -> Path:
+        home = self._config / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def _env(self, place: Place) -> dict[str, str]:
+        index = place.folder / place.file
+        return for_qmd(self._environ, home=self._home(), cache=self._cache, config=self._config, index=index)
 
     def _write_config(self, place: Place) -> None:
         """One collection over the worktree. JSON is YAML; written only when it differs, so mostly only read."""

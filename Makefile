@@ -1,0 +1,45 @@
+# The only door: `make up`, then ask. README.md says what each target does.
+PYTHON := .venv/bin/python
+export RUNTIME
+
+.PHONY: help install install-dev bootstrap up down serve logs smoke test check
+
+help:
+	@echo 'make up       install, make the demo remote if there is no .env, start, ask one question'
+	@echo 'make down     stop            make logs    follow the logs'
+	@echo 'make serve    the same in the foreground'
+	@echo 'make smoke    eight acceptance steps against the running stack, or one it starts itself'
+	@echo 'make test     pytest          make check   ruff and mypy'
+	@echo 'make install  only .venv, Node if there is none >= 22, and the pinned qmd'
+
+install:
+	@bash bin/install.sh
+
+install-dev:
+	@bash bin/install.sh --dev
+
+bootstrap:
+	@bash bin/bootstrap.sh
+
+up: install bootstrap
+	@$(PYTHON) bin/stack.py up
+
+serve: install bootstrap
+	@exec $(PYTHON) bin/stack.py serve
+
+down:
+	@if [ -x $(PYTHON) ]; then $(PYTHON) bin/stack.py down; else echo 'memgw: was not running'; fi
+
+logs:
+	@exec $(PYTHON) bin/stack.py logs
+
+smoke: install bootstrap
+	@bash bin/smoke-test.sh
+
+test: install-dev
+	$(PYTHON) -m pytest -n 2 --cov --cov-report=term
+
+check: install-dev
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m ruff format --check
+	$(PYTHON) -m mypy

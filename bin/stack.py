@@ -1,0 +1,243 @@
+"""Starts and stops memgw for an operator: `python bin/stack.py up|down|serve|logs`, behind the Makefile's targets."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from memgw.config import Config, ConfigError, environment  # noqa: E402  found through the line above
+
+START_SECONDS = 60
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status; prints one clear line for whatever is wrong."""
+    commands = {"up": up, "down": down, "serve": serve, "logs": logs}
+    if len(arguments) != 1 or arguments[0] not in commands:
+        print(__doc__, file=sys.stderr)
+        return 2
+    runtime = chosen_runtime()
+    if runtime == "docker":
+        return docker(arguments[0])
+    try:
+        config = Config.load(environment(os.environ))
+    except ConfigError as exc:
+        for line in exc.lines:
+            print(f"memgw: {line}", file=sys.stderr)
+        return 2
+    return commands[arguments[0]](config)
+
+
+def chosen_runtime() -> str:
+    """RUNTIME=docker, local, or auto: Docker Compose where there is a compose.yaml and an engine that answers."""
+    wanted = os.environ.get("RUNTIME") or "auto"
+    if wanted not in ("auto", "docker", "local"):
+        sys.exit(f"memgw: RUNTIME: must be auto, docker or local, not {wanted}")
+    if wanted != "auto":
+        return wanted
+    if (ROOT / "compose.yaml").exists() and shutil.which("docker"):
+        probes = (["docker", "compose", "version"], ["timeout", "10", "docker", "info"])
+        if all(subprocess.run(probe, capture_output=True).returncode == 0 for probe in probes):
+            print("memgw: runtime docker")
+            return "docker"
+    print("memgw: runtime local")
+    return "local"
+
+
+def docker(command: str) -> int:
+    """The same commands for the containers of compose.yaml."""
+    if not (ROOT / "compose.yaml").exists():
+        print("memgw: there is no compose.yaml yet: use RUNTIME=local", file=sys.stderr)
+        return 2
+    words = {"up": ["up", "--detach", "--wait"], "down": ["down"], "serve": ["up"], "logs": ["logs", "--follow"]}
+    return subprocess.run(["docker", "compose", *words[command]], cwd=ROOT).returncode
+
+
+def up(config: Config) -> int:
+    """Starts the stack, unless it runs; ends when a first question has been answered."""
+    if supervisor(config):
+        print(f"memgw: is running already, on {url(config)}")
+    else:
+        if not ready_to_start(config):
+            return 1
+        subprocess.run(supervisord(config), cwd=ROOT, env=variables(config), check=True)
+        if not until(lambda: health(config), START_SECONDS):
+            print(f"memgw: did not answer within {START_SECONDS} s; the end of {log_file(config)}:", file=sys.stderr)
+            print(tail(log_file(config), 20), file=sys.stderr)
+            down(config)
+            return 1
+        print(f"memgw: answers on {url(config)}")
+    question = {"query": "deploy", "limit": 2}
+    print(f"\nPOST {url(config)}/query {json.dumps(question)}")
+    status, answer = ask(config, question)
+    print(json.dumps(answer, ensure_ascii=False, indent=2))
+    print(
+        f"\nTry:  curl -s {url(config)}/query -H 'Content-Type: application/json' -d '{json.dumps(question)}'"
+        "\nThen: make smoke · make logs · make down"
+    )
+    return 0 if status == 200 else 1
+
+
+def serve(config: Config) -> int:
+    """Becomes the supervisor, in the foreground: Ctrl-C or TERM ends everything."""
+    if supervisor(config):
+        print(f"memgw: is running already, on {url(config)}: make down first", file=sys.stderr)
+        return 1
+    if not ready_to_start(config):
+        return 1
+    print(f"memgw: starting on {url(config)}; logs are in {config.data_dir / 'logs'}", flush=True)
+    command = supervisord(config, "--nodaemon")
+    os.chdir(ROOT)
+    os.execve(command[0], command, variables(config))  # noqa: S606  no shell is what we want
+
+
+def down(config: Config) -> int:
+    """Ends the stack and waits until it is gone; also what a killed supervisor left behind."""
+    limit = stop_seconds(config) + 15
+    run = config.data_dir / "run"
+    found = False
+    for name, sign in (("supervisord", "supervisord"), ("gateway", "memgw.wsgi")):
+        pid = process(run / f"{name}.pid", sign)
+        if not pid:
+            continue
+        found = True
+        os.kill(pid, signal.SIGTERM)
+        if not until(lambda pid=pid, name=name, sign=sign: process(run / f"{name}.pid", sign) != pid, limit):  # type: ignore[misc]
+            print(f"memgw: process {pid} ({name}) does not end", file=sys.stderr)
+            return 1
+    print("memgw: stopped" if found else "memgw: was not running")
+    return 0
+
+
+def logs(config: Config) -> int:
+    """Follows gunicorn's access and error logs, and the requests."""
+    folder = config.data_dir / "logs"
+    files = [str(folder / name) for name in ("gunicorn.log", "requests.log")]
+    command = ["tail", "-n", "40", "-F", *files]
+    os.execvp(command[0], command)  # noqa: S606
+
+
+def ready_to_start(config: Config) -> bool:
+    """Makes the folders and looks whether the ports are free, so that a start can't half succeed."""
+    for name in ("logs", "run"):
+        (config.data_dir / name).mkdir(parents=True, exist_ok=True)
+    free = True
+    for name, host, port in (("MEMGW_BIND", *address(config)), ("MEMGW_MCP_PORT", "127.0.0.1", config.mcp_port)):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as exc:
+                print(f"memgw: {name}: can't listen on {host}:{port}: {exc.strerror}", file=sys.stderr)
+                free = False
+    return free
+
+
+def supervisord(config: Config, *options: str) -> list[str]:
+    return [sys.executable, "-m", "supervisor.supervisord", "-c", str(ROOT / "bin" / "supervisord.conf"), *options]
+
+
+def variables(config: Config) -> dict[str, str]:
+    """The environment that supervisord.conf refers to."""
+    return {
+        **os.environ,
+        "MEMGW_ROOT": str(ROOT),
+        "MEMGW_PYTHON": sys.executable,
+        "MEMGW_DATA_DIR": str(config.data_dir),
+        "MEMGW_STOP_SECONDS": str(stop_seconds(config)),
+    }
+
+
+def stop_seconds(config: Config) -> int:
+    """A little more than gunicorn gives the requests in flight (memgw/gunicorn_conf.py)."""
+    return config.timeout_seconds + 20
+
+
+def supervisor(config: Config) -> int | None:
+    """The process id of this data directory's supervisor, if it runs."""
+    return process(config.data_dir / "run" / "supervisord.pid", "supervisord")
+
+
+def process(pid_file: Path, sign: str) -> int | None:
+    """The process of a pid file, if it lives and its command line shows that it is ours."""
+    try:
+        pid = int(pid_file.read_text())
+        os.kill(pid, 0)
+    except (OSError, ValueError):
+        return None
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return pid if not Path("/proc/self").exists() else None
+    return pid if sign in command and state != "Z" else None
+
+
+def until(condition: Callable[[], Any], seconds: float) -> bool:
+    """Whether the condition came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def health(config: Config) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url(config)}/health", timeout=2) as answer:
+            return bool(json.load(answer)["ok"])
+    except (OSError, ValueError):
+        return False
+
+
+def ask(config: Config, question: dict[str, object]) -> tuple[int, Any]:
+    """Status and body of a query."""
+    request = urllib.request.Request(
+        f"{url(config)}/query", json.dumps(question).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=config.timeout_seconds + 30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as exc:
+        return exc.code, json.load(exc)
+
+
+def address(config: Config) -> tuple[str, int]:
+    host, _, port = config.bind.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def url(config: Config) -> str:
+    host, port = address(config)
+    if host in ("0.0.0.0", "::"):  # noqa: S104  to ask ourselves, not to listen
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def log_file(config: Config) -> Path:
+    return config.data_dir / "logs" / "gunicorn.log"
+
+
+def tail(path: Path, lines: int) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(no log)"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
