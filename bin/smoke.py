@@ -162,7 +162,9 @@ class Smoke:
         return f"killed and back, then {commit[:12]}"
 
     def _query(self, text: str, branch: str | None = None) -> dict[str, Any]:
-        question: dict[str, object] = {"query": text} | ({"branch": branch} if branch else {})
+        question: dict[str, object] = {"query": text}
+        if branch:
+            question["branch"] = branch
         status, answer = stack.ask(self._config, question)
         check(status == 200, f"{question}: {status} {answer}")
         check(answer["freshness"] == "fresh", "not fresh")
