@@ -57,7 +57,7 @@ is_repository() { git --git-dir="$1" rev-parse --git-dir >/dev/null 2>&1; }
 stage() { # FOLDER PATTERN...: the folder's files over what the index has; nothing is taken out of it
   local folder=$demo/$1
   git -C "$folder" --work-tree="$folder" -c core.autocrlf=false -c core.fileMode=false \
-    add --force --ignore-removal -- "${@:2}"
+    add --ignore-removal -- "${@:2}"
 }
 
 commit() { # BRANCH PARENT DATE MESSAGE: the index as the branch's new tip; PARENT is empty for the first

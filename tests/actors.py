@@ -1,0 +1,257 @@
+"""Who acts in the tests: a remote that is pushed to, a gunicorn that is asked, a qmd that misbehaves on purpose."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memgw.config import ROOT, Config
+
+type_of_files = Mapping[str, "str | bytes | None"]
+
+
+def until(condition: Callable[[], Any], seconds: float = 10) -> bool:
+    """Whether the condition came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Upstream:
+    """A bare repository that stands for the remote. A commit here is what a push leaves behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = path.as_uri()  # file://, so that clones share no object with it
+        subprocess.run(["git", "init", "--quiet", "--bare", "--initial-branch=main", str(path)], check=True)
+
+    def commit(
+        self, branch: str, files: type_of_files, *, parent: str | None = "", clear: bool = False, mode: str = "100644"
+    ) -> str:
+        """Adds a commit with changed files (None deletes one) and returns it.
+
+        `parent`: another than the branch's tip; None for a commit without history. `clear` drops all other files.
+        """
+        if parent == "":
+            parent = self.tip(branch)
+        lines = [b"commit refs/heads/%s" % branch.encode(), b"committer t <t@example.com> now", b"data 1\nm"]
+        if parent:
+            lines.append(b"from %s" % parent.encode())
+        if clear or not parent:
+            lines.append(b"deleteall")
+        for name, content in files.items():
+            raw = b'"' + b"".join(_octal(byte) for byte in os.fsencode(name)) + b'"'
+            if content is None:
+                lines.append(b"D " + raw)
+            else:
+                data = content if isinstance(content, bytes) else content.encode()
+                lines.append(b"M %s inline %s\ndata %d\n%s" % (mode.encode(), raw, len(data), data))
+        stream = b"\n".join(lines) + b"\n\ndone\n"
+        if parent is None:
+            self.delete(branch)
+        self._git(
+            "-c",
+            "core.ignorecase=false",
+            "fast-import",
+            "--quiet",
+            "--force",
+            "--done",
+            "--date-format=now",
+            stdin=stream,
+        )
+        tip = self.tip(branch)
+        assert tip
+        return tip
+
+    def tip(self, branch: str) -> str | None:
+        out = self._git("for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}").split()
+        return out[0] if out else None
+
+    def move(self, branch: str, commit: str) -> None:
+        """A force-push."""
+        self._git("update-ref", f"refs/heads/{branch}", commit)
+
+    def delete(self, branch: str) -> None:
+        self._git("update-ref", "-d", f"refs/heads/{branch}")
+
+    def blob(self, commit: str, path: str) -> str:
+        return self._git("cat-file", "blob", f"{commit}:{path}")
+
+    def _git(self, *arguments: str, stdin: bytes = b"") -> str:
+        command = ["git", f"--git-dir={self.path}", *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True)
+        assert not done.returncode, done.stderr
+        return done.stdout.decode("utf-8", "replace")
+
+
+def _octal(byte: int) -> bytes:
+    return bytes([byte]) if 32 <= byte < 127 and byte not in b'"\\' else b"\\%03o" % byte
+
+
+class Server:
+    """memgw under a real gunicorn."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path, *, workers: int = 2) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.out, self.err = folder / "stdout.log", folder / "stderr.log"
+        self.environ = {**environ, "MEMGW_BIND": f"127.0.0.1:{self.port}", "MEMGW_WORKERS": str(workers)}
+        self.process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self.out.open("ab") as out, self.err.open("ab") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gunicorn", "-c", "python:memgw.gunicorn_conf", "memgw.wsgi:app"],
+                cwd=ROOT,
+                env=self.environ,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        assert until(lambda: self._healthy() or process.poll() is not None, 30), self.err.read_text()
+        assert process.poll() is None, self.err.read_text()
+        return process
+
+    def _healthy(self) -> bool:
+        try:
+            return self.request("GET", "/health", timeout=2)[0] == 200
+        except OSError:
+            return False
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 60,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers (names in lower case), body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any, timeout: float = 60) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of an answer."""
+        status, _, answer = self.request(
+            "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"}, timeout
+        )
+        return status, json.loads(answer)
+
+    def query(self, text: str, **more: Any) -> dict[str, Any]:
+        """The answer to a query that has to succeed."""
+        status, answer = self.post("/query", {"query": text, **more})
+        assert status == 200, answer
+        return answer
+
+    def workers(self) -> list[int]:
+        """The process ids of gunicorn's workers."""
+        return children(self.process.pid)
+
+    def kill_all(self) -> None:
+        """SIGKILL to master and workers; what they started is left to itself."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def restart(self) -> None:
+        self.process = self._start()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+
+
+def children(pid: int) -> list[int]:
+    """Living children of a process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def processes_with(sign: str) -> list[int]:
+    """Living processes whose environment or command line has `sign`, but for this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if sign.encode() in text and state != "Z" and int(folder.name) != os.getpid():
+            found.append(int(folder.name))
+    return found
+
+
+FAKE_QMD = """\
+#!/bin/sh
+# The real qmd, unless a file beside this script tells it to misbehave: <command> holds what to do instead.
+here={here}
+command=
+for word; do
+  case $word in search|update|embed) command=$word; break;; esac
+done
+echo "$command" >> "$here/calls"
+if [ -f "$here/$command" ]; then . "$here/$command"; fi
+exec {real} "$@"
+"""
+
+
+class FakeQmd:
+    """Runs the real qmd until it is told to misbehave; counts the calls."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self.path = folder / "qmd"
+        real = Config.load({"GIT_REMOTE_URL": "/nowhere"}).launcher
+        self.path.write_text(FAKE_QMD.format(here=folder, real=" ".join(real)))
+        self.path.chmod(0o755)
+        (folder / "package.json").write_text(json.dumps({"version": "2.8.3"}))
+
+    def does(self, command: str, script: str) -> None:
+        """From now on `command` runs a piece of shell instead; if that does not exit, the real qmd follows."""
+        (self._folder / command).write_text(script + "\n")
+
+    def behaves(self) -> None:
+        for command in ("search", "update"):
+            (self._folder / command).unlink(missing_ok=True)
+
+    def calls(self, command: str) -> int:
+        try:
+            return (self._folder / "calls").read_text().split().count(command)
+        except FileNotFoundError:
+            return 0
+
+
+@contextmanager
+def served(environ: Mapping[str, str], folder: Path, *, workers: int = 2) -> Iterator[Server]:
+    """A server for as long as this lasts; nothing that it started is left afterwards."""
+    server = Server(environ, folder, workers=workers)
+    try:
+        yield server
+    finally:
+        server.stop()
+        assert until(lambda: not processes_with(environ["MEMGW_DATA_DIR"])), "processes are left"

@@ -1,0 +1,94 @@
+"""Fixtures that make accidents impossible: no setting of the user's, no fixed port, no process left over."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from memgw.app import create_app
+from memgw.config import Config
+from tests.actors import FakeQmd, Server, Upstream, served
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME and what git reads are of this test alone."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in list(os.environ):
+        if name.startswith(("GIT_", "QMD_", "MEMGW_", "XDG_", "CUDA_")) or name in ("CI", "INDEX_PATH", "RUNTIME"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Upstream:
+    return Upstream(tmp_path / "upstream.git")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def environ(upstream: Upstream, data: Path) -> dict[str, str]:
+    """The environment of a gateway over `upstream`."""
+    return {**os.environ, "GIT_REMOTE_URL": upstream.url, "MEMGW_DATA_DIR": str(data)}
+
+
+@pytest.fixture
+def fake_qmd(tmp_path: Path, environ: dict[str, str]) -> FakeQmd:
+    """Takes the place of qmd; behaves until told otherwise."""
+    fake = FakeQmd(tmp_path / "fake")
+    environ["MEMGW_QMD"] = str(fake.path)
+    return fake
+
+
+class Client:
+    """The application without a server in front: the same code, in this process."""
+
+    def __init__(self, app: Flask) -> None:
+        self.app = app
+        self.http: FlaskClient = app.test_client()
+
+    def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        answer = self.http.post(path, json=body)
+        return answer.status_code, answer.get_json()
+
+    def query(self, text: str, **more: Any) -> dict[str, Any]:
+        """The answer to a query that has to succeed."""
+        status, answer = self.post("/query", {"query": text, **more})
+        assert status == 200, answer
+        return answer
+
+    def paths(self, text: str, **more: Any) -> list[str]:
+        """The paths that a query finds, in order."""
+        return [result["path"] for result in self.query(text, **more)["results"]]
+
+    def sync(self, **more: Any) -> dict[str, Any]:
+        status, answer = self.post("/sync", more)
+        assert status == 200, answer
+        return answer
+
+    def problem(self, path: str, body: Any) -> tuple[int, str]:
+        """Status and code of a request that has to fail."""
+        status, answer = self.post(path, body)
+        assert answer["ok"] is False, answer
+        return status, answer["code"]
+
+
+@pytest.fixture
+def client(environ: dict[str, str]) -> Client:
+    return Client(create_app(Config.load(environ), environ))
+
+
+@pytest.fixture
+def server(environ: dict[str, str], tmp_path: Path) -> Iterator[Server]:
+    with served(environ, tmp_path) as running:
+        yield running
