@@ -15,7 +15,11 @@ def replace(path: Path, text: str) -> None:
         try:
             aside.write(text)
             aside.flush()
-            os.replace(aside.name, path)
+            try:
+                os.replace(aside.name, path)
+            except IsADirectoryError:
+                remove(path)
+                os.replace(aside.name, path)
         except BaseException:
             os.unlink(aside.name)
             raise
@@ -35,10 +39,8 @@ def ensure(path: Path, text: str) -> None:
     try:
         if path.read_text("utf-8") == text:
             return
-    except (FileNotFoundError, UnicodeDecodeError):
+    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
         pass
-    except IsADirectoryError:
-        remove(path)
     replace(path, text)
 
 
@@ -55,6 +57,13 @@ def remove(path: Path) -> None:
             if not os.path.islink(inner):
                 os.chmod(inner, stat.S_IRWXU)
     shutil.rmtree(path)
+
+
+def make_folder(path: Path) -> None:
+    """Makes `path` a folder, throwing away a file that has its name."""
+    if not path.is_dir():
+        remove(path)
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def size(path: Path) -> int:

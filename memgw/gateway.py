@@ -112,6 +112,7 @@ class Gateway:
 
     def _fresh(self, workspace: Workspace, deadline: Deadline, latest: bool = True, held: Held | None = None) -> Fresh:
         """ask → (hold → look again → fetch → align → index): the second half only when there is something to do."""
+        self.layout.make_folders()
         before = workspace.state()
         if not latest and (fresh := self._as_it_stands(workspace, deadline, held)):
             return fresh

@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import Request
 from marshmallow import RAISE, Schema, ValidationError, fields, validate
-from werkzeug.exceptions import BadRequest, UnsupportedMediaType
+from werkzeug.exceptions import BadRequest, RequestEntityTooLarge, UnsupportedMediaType
 
 from memgw.engine import QueryType
 from memgw.problems import ValidationFailed
@@ -232,12 +232,12 @@ def read(request: Request, schema: Schema) -> dict[str, Any]:
     charset = request.mimetype_params.get("charset", "utf-8").lower()
     if request.mimetype != "application/json" or charset not in ("utf-8", "utf8") or request.content_encoding:
         raise UnsupportedMediaType("send application/json in UTF-8, without a content encoding")
+    raw = request.get_data(cache=False)
+    limit = request.max_content_length
+    if limit and len(raw) >= limit:  # werkzeug cuts a body without Content-Length there, silently
+        raise RequestEntityTooLarge
     try:
-        data = json.loads(
-            request.get_data(cache=False).decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-        )
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         raise BadRequest("the body is not valid JSON in UTF-8, or too deeply nested") from None
     if not isinstance(data, dict):

@@ -30,6 +30,19 @@ from memgw.worktree import Worktree
 log = logging.getLogger(__name__)
 
 
+_FOLDERS = (
+    "git-mirror",
+    "workspaces",
+    "qmd-cache",
+    "qmd-config",
+    "qmd-config/home",
+    "state",
+    "state/notes",
+    "locks",
+    "locks/workspaces",
+)
+
+
 class UpdateOn(StrEnum):
     """QMD_UPDATE_ON_LATEST_QUERY: what a query that wants the latest does when the commit did not move."""
 
@@ -59,6 +72,11 @@ class Layout:
     @property
     def states(self) -> Path:
         return self.data / "state"
+
+    def make_folders(self) -> None:
+        """All that has to be there before anything is done (DESIGN.md §4). `data` itself is the operator's."""
+        for name in _FOLDERS:
+            files.make_folder(self.data / name)
 
 
 class Workspace:

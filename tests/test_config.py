@@ -122,8 +122,9 @@ def test_a_number_is_plain_digits_within_its_range(number: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "https://host/x.git", "http://user:pw@host:8080/x", "ssh://git@host:22/x", "git://host/x", "file:///srv/x.git",
-        "HTTPS://host/x", "git@host:x.git", "host:x", "[::1]:x.git", "user@[::1]:x", "/srv/x.git",
+        "https://host/x.git", "http://user:pw@host:8080/x", "ssh://git@host:22/x", "git://host/x",
+        "file:///srv/x.git", "HTTPS://host/x", "git@host:x.git", "host:x", "[::1]:x.git", "user@[::1]:x",
+        "/srv/x.git",
     ],
 )  # fmt: skip
 def test_a_remote_is_taken_as_it_is_given(value: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors import FakeQmd, Server, Upstream, served, until
+from tests.actors import FakeQmd, Server, Upstream, children, served, until
 
 JSON = {"Content-Type": "application/json"}
 
@@ -270,7 +270,7 @@ def test_a_remote_that_hangs_is_502_within_its_limit(environ: dict[str, str], tm
         }
         with served(environ, tmp_path) as server:
             assert canonical(server.request("POST", "/query", b'{"query":"a"}', JSON)) == (502, "remote_unreachable")
-            assert until(lambda: not [pid for worker in server.workers() for pid in _below(worker)], 1)
+            assert until(lambda: not [pid for worker in server.workers() for pid in children(worker)], 1)
 
 
 def test_a_remote_that_refuses_our_password_is_502_and_the_password_is_nowhere(
@@ -328,7 +328,7 @@ def test_a_search_that_misbehaves_is_an_error_and_leaves_nothing_behind(
         updates = fake_qmd.calls("update")
         fake_qmd.does("search", script)
         assert canonical(server.request("POST", "/query", b'{"query":"alpha"}', JSON)) == expected
-        assert until(lambda: not [pid for worker in server.workers() for pid in _below(worker)], 1)
+        assert until(lambda: not [pid for worker in server.workers() for pid in children(worker)], 1)
         fake_qmd.behaves()
         assert server.query("alpha")["results"]
         assert (
@@ -360,7 +360,7 @@ def test_an_update_that_misbehaves_is_an_error_and_the_next_answer_is_right(
         commit = upstream.commit("main", {"a.md": "# A\n\nbeta\n"})
         fake_qmd.does("update", script)
         assert canonical(server.request("POST", "/query", b'{"query":"beta"}', JSON)) == expected
-        assert until(lambda: not [pid for worker in server.workers() for pid in _below(worker)], 1)
+        assert until(lambda: not [pid for worker in server.workers() for pid in children(worker)], 1)
         fake_qmd.behaves()
         answer = server.query("beta")
         assert (answer["commit_hash"], len(answer["results"])) == (commit, 1)
@@ -414,10 +414,3 @@ def test_an_unforeseen_error_is_500_and_logged_once_with_its_request_id(
         assert "Traceback" in mine[0]["trace"]
         data.unlink()
         assert server.query("a")["ok"]
-
-
-def _below(pid: int) -> list[int]:
-    """What a worker has started and is still there."""
-    from tests.actors import children
-
-    return children(pid)
