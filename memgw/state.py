@@ -10,12 +10,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from memgw import files
 from memgw.index import Identity
 
 FORMAT = 1
+
+Record = TypeVar("Record")
 
 
 def now() -> str:
@@ -54,12 +56,21 @@ class State:
 
 
 @dataclass(frozen=True)
+class LastError:
+    """`kind`: the name of the error's class."""
+
+    at: str
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True)
 class Notes:
-    """When the remote was last asked and gave `asked_commit`; the last error since then, as `{at, code, detail}`."""
+    """When the remote was last asked and gave `asked_commit`; the last error, if nothing has worked since."""
 
     asked_at: str | None = None
     asked_commit: str | None = None
-    last_error: dict[str, str] | None = None
+    last_error: LastError | None = None
 
 
 class StateFile:
@@ -76,9 +87,9 @@ class StateFile:
             if data.pop("format") != FORMAT:
                 return None
             if data["stamp"]:
-                data["stamp"]["identity"] = Identity(**data["stamp"]["identity"])
-                data["stamp"] = Stamp(**data["stamp"])
-            return State(**data)
+                data["stamp"]["identity"] = _typed(Identity(**data["stamp"]["identity"]))
+                data["stamp"] = _typed(Stamp(**data["stamp"]))
+            return _typed(State(**data))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
@@ -93,8 +104,11 @@ class StateFile:
 
     def notes(self) -> Notes:
         try:
-            return Notes(**json.loads(self._notes.read_text("utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError):
+            data = json.loads(self._notes.read_text("utf-8"))
+            if data["last_error"]:
+                data["last_error"] = _typed(LastError(**data["last_error"]))
+            return _typed(Notes(**data))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return Notes()
 
     def note_asked(self, at: str, commit: str) -> None:
@@ -104,15 +118,22 @@ class StateFile:
             return
         self._save_notes(Notes(at, commit))
 
-    def note_error(self, code: str, detail: str) -> None:
+    def note_error(self, kind: str, detail: str) -> None:
         """Keeps the last error of a workspace that exists; a name that somebody made up leaves nothing behind."""
         if self._state.exists():
-            error = {"at": now(), "code": code, "detail": detail}
-            self._save_notes(replace(self.notes(), last_error=error))
+            self._save_notes(replace(self.notes(), last_error=LastError(now(), kind, detail)))
 
     def _save_notes(self, notes: Notes) -> None:
         with suppress(OSError):  # a full disk must not fail what needs no disk
             files.replace(self._notes, json.dumps(asdict(notes)) + "\n")
+
+
+def _typed(record: Record) -> Record:
+    """Raises TypeError when a field has another type than it says: JSON may have been anything."""
+    for name, kind in get_type_hints(type(record)).items():
+        if not isinstance(getattr(record, name), kind):
+            raise TypeError(f"{name} is no {kind}")
+    return record
 
 
 def all_states(folder: Path) -> Iterator[tuple[str, StateFile]]:

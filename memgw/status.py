@@ -55,7 +55,7 @@ class Status:
             "synced_at": max(asked or "", state.synced_at or "") or None,
             "documents": stamp.documents if stamp else None,
             "pending_embeddings": pending,
-            "last_error": error and {**error, "code": code_of(error["code"])},
+            "last_error": error and {"at": error.at, "code": code_of(error.kind), "detail": error.detail},
             "bytes": state.worktree_bytes + workspace.index.bytes(),
         }
 

@@ -37,7 +37,7 @@ def tree(module: str) -> ast.Module:
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """Full names of all that a module imports, wherever it does so: `os.path`, `memgw.proc`, `memgw.errors.ToolError`."""
+    """Full names of all that a module imports, wherever it does so: `os`, `memgw.proc`, `memgw.errors.ToolError`."""
     found: set[str] = set()
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):

@@ -53,7 +53,8 @@ def canonical(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"nul", b"\xff\xfe{}", b"\xef\xbb\xbf{}", b'{"query":"a"} x', b'{"query":"a","query":"b"}', b'{"limit":NaN}',
+    [b"", b"{", b"nul", b"\xff\xfe{}", b"\xef\xbb\xbf{}", b'{"query":"a"} x', b'{"query":"a","query":"b"}',
+     b'{"limit":NaN}',
      b"[" * 30_000, b'{"limit":' + b"9" * 5000 + b"}", b"{'query':'a'}"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/query", "/sync"])
@@ -117,7 +118,8 @@ def test_several_mistakes_are_told_at_once(shared: Server) -> None:
 
 @pytest.mark.parametrize(
     "branch",
-    ["-x", "--upload-pack=touch y", "a..b", "x.lock", "@{-1}", "b" * 300, "", "a b", "a~1", "a^", "a:b", "/a", "a/", "a//b",
+    ["-x", "--upload-pack=touch y", "a..b", "x.lock", "@{-1}", "b" * 300, "", "a b", "a~1", "a^", "a:b", "/a", "a/",
+     "a//b",
      ".a", "a/.b", "a.", "a\\b", "a\0", "a\x7f", "a\n", "*", "\ud800"],
 )  # fmt: skip
 def test_a_name_that_can_not_be_a_branch_is_422_and_starts_nothing(
@@ -192,7 +194,8 @@ def test_a_chunked_body_too_large_is_413_and_a_small_one_is_read(shared: Server)
 @pytest.mark.parametrize(
     "headers",
     [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"},
-     {"Content-Type": "application/json; charset=latin-1"}, {"Content-Type": "application/json", "Content-Encoding": "gzip"}],
+     {"Content-Type": "application/json; charset=latin-1"}, {"Content-Type": "application/json",
+     "Content-Encoding": "gzip"}],
 )  # fmt: skip
 def test_another_media_type_is_415(shared: Server, headers: dict[str, str]) -> None:
     answer = shared.request("POST", "/query", b'{"query":"alpha"}', headers)

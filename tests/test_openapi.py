@@ -9,6 +9,7 @@ import pytest
 from marshmallow import Schema
 
 from memgw import __version__, schemas
+from memgw.app import create_app
 from memgw.config import Config
 from memgw.openapi import document
 from memgw.problems import CODES, TABLE
@@ -66,8 +67,6 @@ def test_it_says_what_it_is_and_is_plain_json() -> None:
 
 
 def test_every_endpoint_of_the_application_is_in_it(environ: dict[str, str]) -> None:
-    from memgw.app import create_app
-
     app = create_app(Config.load(environ), environ)
     served = {
         (rule.rule, method.lower())

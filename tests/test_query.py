@@ -160,7 +160,8 @@ def test_a_deleted_branch_is_gone_and_one_created_again_is_new(client: Client, u
 def test_every_path_is_exactly_the_path_in_git(client: Client, upstream: Upstream) -> None:
     names = [
         "with space.md", "hash#tag.md", "what?.md", "50%.md", "a%20b.md", "new\nline.md", "tab\t.md", "quote\"'.md",
-        "[x](y){z}*.md", "!not.md", "-dash.md", "q?index=ws-main.md", "中文/记忆.md", "e\u0301.md", "é.md", "deep/er/est/x.md",
+        "[x](y){z}*.md", "!not.md", "-dash.md", "q?index=ws-main.md", "中文/记忆.md", "e\u0301.md", "é.md",
+         "deep/er/est/x.md",
         " lead.md", "semi;colon.md", "$(touch x).md", "`id`.md", "Build/y.md", "x.md.md", "qmd:/_/x.md",
     ]  # fmt: skip
     upstream.commit("main", {name: f"# T\n\nfindme {number}unit\n" for number, name in enumerate(names)})
@@ -188,7 +189,8 @@ def test_attributes_of_the_branch_and_settings_of_the_user_change_no_byte(
     client: Client, upstream: Upstream, tmp_path: Path
 ) -> None:
     (tmp_path / "home" / ".gitconfig").write_text(
-        '[core]\n autocrlf = true\n eol = crlf\n hooksPath = /nowhere\n[filter "x"]\n smudge = sed s/alpha/beta/\n clean = cat\n'
+        "[core]\n autocrlf = true\n eol = crlf\n hooksPath = /nowhere\n"
+        '[filter "x"]\n smudge = sed s/alpha/beta/\n clean = cat\n'
     )
     text = "# A\r\n\nalpha $Id$ umlaut ä\r\n"
     upstream.commit(
@@ -274,7 +276,8 @@ def test_semantic_questions_are_answered_with_bm25_and_say_so(
 
 @pytest.mark.parametrize(
     "text",
-    ["-alpha", "--index x", "--", '"', '"alpha', '-"alpha"', "*", "a OR b", "NEAR(a b)", "col:x", "alpha\nbeta", "\u200b",
+    ["-alpha", "--index x", "--", '"', '"alpha', '-"alpha"', "*", "a OR b", "NEAR(a b)", "col:x", "alpha\nbeta",
+     "\u200b",
      "'; DROP TABLE documents; --", "%00", "$(id)", "alpha" * 204, "字" * 1024, "😀", "-n", "--full-path alpha"],
 )  # fmt: skip
 def test_odd_questions_are_answered(client: Client, upstream: Upstream, text: str) -> None:

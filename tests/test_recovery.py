@@ -18,7 +18,8 @@ from memgw.config import Config
 from tests.actors import FakeQmd, Server, Upstream, processes_with, served, until
 from tests.conftest import Client
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
+Place = Callable[[Path], Path]
 
 FILES = {f"notes/{number}.md": f"# Note {number}\n\nneedle number{number}\n" for number in range(12)}
 
@@ -44,7 +45,8 @@ def state(data: Path) -> Path:
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    path.chmod(0o644)
+    if path.exists():  # git's files are read-only
+        path.chmod(0o644)
     path.write_bytes(content)
 
 
@@ -81,59 +83,106 @@ def each(pattern: str, act: Damage) -> Damage:
     return damage
 
 
+def deleted(place: Place) -> Damage:
+    def damage(data: Path) -> None:
+        path = place(data)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return damage
+
+
+def holds(place: Place, content: bytes) -> Damage:
+    return lambda data: rewrite(place(data), content)
+
+
+def is_a_file(place: Place) -> Damage:
+    def damage(data: Path) -> None:
+        shutil.rmtree(place(data))
+        place(data).write_text("x")
+
+    return damage
+
+
+def is_a_folder(place: Place) -> Damage:
+    def damage(data: Path) -> None:
+        path = place(data)
+        path.unlink()
+        path.mkdir()
+
+    return damage
+
+
+def below(*names: str) -> Place:
+    return lambda data: data.joinpath(*names)
+
+
+def of_worktree(*names: str) -> Place:
+    return lambda data: worktree(data).joinpath(*names)
+
+
+def of_mirror(*names: str) -> Place:
+    return lambda data: mirror(data).joinpath(*names)
+
+
+def of_admin(*names: str) -> Place:
+    return lambda data: admin(data).joinpath(*names)
+
+
+def git_was_killed(data: Path) -> None:
+    for path in (
+        admin(data) / "index.lock",
+        admin(data) / "HEAD.lock",
+        mirror(data) / "packed-refs.lock",
+        mirror(data) / "config.lock",
+        next((mirror(data) / "refs" / "memgw").iterdir()).with_suffix(".lock"),
+        mirror(data) / "objects" / "pack" / "tmp_pack_x",
+    ):
+        path.touch()
+
+
+PACKS = "git-mirror/repo.git/objects/pack/*"
+MIRROR_REF = "git-mirror/repo.git/refs/memgw/*"
+NOTES = "workspaces/main/notes/*.md"
+SETTINGS = below("qmd-config", "ws-main.yml")
+
 DAMAGES: dict[str, Damage] = {
     "everything is deleted": shutil.rmtree,
-    "the mirror is deleted": lambda data: shutil.rmtree(mirror(data)),
-    "the mirror's folder is deleted": lambda data: shutil.rmtree(data / "git-mirror"),
-    "the mirror's objects are deleted": lambda data: shutil.rmtree(mirror(data) / "objects"),
-    "the mirror's packs are deleted": each("git-mirror/repo.git/objects/pack/*", Path.unlink),
-    "the mirror's packs are garbage": each("git-mirror/repo.git/objects/pack/*.pack", lambda p: rewrite(p, b"x" * 99)),
-    "the mirror's packs are cut": each(
-        "git-mirror/repo.git/objects/pack/*.pack", lambda p: rewrite(p, p.read_bytes()[: p.stat().st_size // 2])
-    ),
-    "the mirror's refs are deleted": lambda data: shutil.rmtree(mirror(data) / "refs"),
-    "the mirror's ref is garbage": each("git-mirror/repo.git/refs/memgw/*", lambda p: p.write_text("zzz")),
-    "the mirror's ref is another commit": each("git-mirror/repo.git/refs/memgw/*", lambda p: p.write_text("1" * 40)),
-    "the mirror's HEAD is deleted": lambda data: (mirror(data) / "HEAD").unlink(),
-    "the mirror's config is garbage": lambda data: (mirror(data) / "config").write_text("[[[\0"),
-    "the mirror is a file": lambda data: (shutil.rmtree(mirror(data)), mirror(data).write_text("x"))[0],
-    "the mirror's attributes are changed": lambda data: rewrite(mirror(data) / "info" / "attributes", b"* eol=crlf\n"),
-    "git's settings are deleted": lambda data: (data / "git-mirror" / "gitconfig").unlink(),
-    "git's settings are garbage": lambda data: (data / "git-mirror" / "gitconfig").write_text("[[["),
-    "git was killed and left its locks": lambda data: [  # type: ignore[dict-item, return-value]
-        path.touch()
-        for path in (
-            admin(data) / "index.lock",
-            admin(data) / "HEAD.lock",
-            mirror(data) / "packed-refs.lock",
-            mirror(data) / "config.lock",
-            next((mirror(data) / "refs" / "memgw").iterdir()).with_suffix(".lock"),
-            mirror(data) / "objects" / "pack" / "tmp_pack_x",
-        )
-    ],
-    "the worktree is deleted": lambda data: shutil.rmtree(worktree(data)),
-    "the worktree is a file": lambda data: (shutil.rmtree(worktree(data)), worktree(data).write_text("x"))[0],
-    "the worktree lost a file": lambda data: (worktree(data) / "notes" / "3.md").unlink(),
-    "the worktree has changed files": each("workspaces/main/notes/*.md", lambda p: p.write_text("needle changed")),
-    "the worktree has files changed unseen": each("workspaces/main/notes/*.md", edit_unseen),
-    "the worktree has more files": lambda data: (worktree(data) / "more.md").write_text("needle more") and None,
-    "the worktree's pointer is deleted": lambda data: (worktree(data) / ".git").unlink(),
-    "the worktree's pointer is garbage": lambda data: (worktree(data) / ".git").write_bytes(b"\xff\0") and None,
-    "the worktree's pointer is a folder": lambda data: (
-        (worktree(data) / ".git").unlink(),
-        (worktree(data) / ".git").mkdir(),
-    )[0],
-    "the worktree's index is garbage": lambda data: (admin(data) / "index").write_bytes(b"garbage") and None,
-    "the worktree's index is deleted": lambda data: (admin(data) / "index").unlink(),
-    "the worktree's HEAD is a branch": lambda data: (admin(data) / "HEAD").write_text("ref: refs/heads/x") and None,
-    "the worktree's entry is deleted": lambda data: shutil.rmtree(admin(data)),
-    "the index is deleted": lambda data: index(data).unlink(),
-    "the index's folder is deleted": lambda data: shutil.rmtree(data / "qmd-cache"),
-    "the index is empty": lambda data: index(data).write_bytes(b"") and None,
+    "the mirror is deleted": deleted(mirror),
+    "the mirror's folder is deleted": deleted(below("git-mirror")),
+    "the mirror's objects are deleted": deleted(of_mirror("objects")),
+    "the mirror's packs are deleted": each(PACKS, Path.unlink),
+    "the mirror's packs are garbage": each(f"{PACKS}.pack", lambda path: rewrite(path, b"x" * 99)),
+    "the mirror's packs are cut": each(f"{PACKS}.pack", lambda path: os.truncate(path, path.stat().st_size // 2)),
+    "the mirror's refs are deleted": deleted(of_mirror("refs")),
+    "the mirror's ref is garbage": each(MIRROR_REF, lambda path: path.write_text("zzz")),
+    "the mirror's ref is another commit": each(MIRROR_REF, lambda path: path.write_text("1" * 40)),
+    "the mirror's HEAD is deleted": deleted(of_mirror("HEAD")),
+    "the mirror's config is garbage": holds(of_mirror("config"), b"[[[\0"),
+    "the mirror is a file": is_a_file(mirror),
+    "the mirror's attributes are changed": holds(of_mirror("info", "attributes"), b"* eol=crlf\n"),
+    "the mirror's settings are deleted": deleted(below("git-mirror", "gitconfig")),
+    "the mirror's settings are garbage": holds(below("git-mirror", "gitconfig"), b"[[["),
+    "the mirror has the locks of a killed git": git_was_killed,
+    "the worktree is deleted": deleted(worktree),
+    "the worktree is a file": is_a_file(worktree),
+    "the worktree lost a file": deleted(of_worktree("notes", "3.md")),
+    "the worktree has changed files": each(NOTES, lambda path: path.write_text("needle changed")),
+    "the worktree has files changed unseen": each(NOTES, edit_unseen),
+    "the worktree has more files": holds(of_worktree("more.md"), b"needle more"),
+    "the worktree's pointer is deleted": deleted(of_worktree(".git")),
+    "the worktree's pointer is garbage": holds(of_worktree(".git"), b"\xff\0"),
+    "the worktree's pointer is a folder": is_a_folder(of_worktree(".git")),
+    "the worktree's index is garbage": holds(of_admin("index"), b"garbage"),
+    "the worktree's index is deleted": deleted(of_admin("index")),
+    "the worktree's HEAD is a branch": holds(of_admin("HEAD"), b"ref: refs/heads/x\n"),
+    "the worktree's entry is deleted": deleted(admin),
+    "the index is deleted": deleted(index),
+    "the index's folder is deleted": deleted(below("qmd-cache")),
+    "the index is empty": holds(index, b""),
     "the index is cut": lambda data: os.truncate(index(data), index(data).stat().st_size // 2),
     "the index is garbage in the middle": lambda data: scribble(index(data)),
-    "the index is garbage": lambda data: index(data).write_bytes(os.urandom(50_000)) and None,
-    "the index is a folder": lambda data: (lambda path: (path.unlink(), path.mkdir())[0])(index(data)),
+    "the index is garbage": holds(index, os.urandom(50_000)),
+    "the index is a folder": is_a_folder(index),
     "the index lost its documents": sql("DELETE FROM documents"),
     "the index lost a text row": sql("DELETE FROM documents_fts WHERE rowid = 3"),
     "the index has another text": sql("UPDATE content SET doc = replace(doc, 'needle', 'noodle')"),
@@ -141,27 +190,21 @@ DAMAGES: dict[str, Damage] = {
         "INSERT INTO documents (collection, path, title, hash, created_at, modified_at)"
         " SELECT collection, 'more.md', title, hash, created_at, modified_at FROM documents LIMIT 1"
     ),
-    "the index's log is garbage": lambda data: Path(f"{index(data)}-wal").write_bytes(os.urandom(5000)) and None,
-    "the state is deleted": lambda data: shutil.rmtree(data / "state"),
-    "the state is garbage": lambda data: state(data).write_bytes(b"\xff{") and None,
+    "the index's log is garbage": lambda data: Path(f"{index(data)}-wal").write_bytes(os.urandom(5000)),
+    "the state is deleted": deleted(below("state")),
+    "the state is garbage": holds(state, b"\xff{"),
     "the state is cut": lambda data: os.truncate(state(data), 100),
-    "the state is another branch's": lambda data: (
-        state(data).write_text(state(data).read_text().replace('"main"', '"other"')) and None
-    ),
-    "the state is a folder": lambda data: (state(data).unlink(), state(data).mkdir())[0],
-    "the notes are garbage": lambda data: (data / "state" / "notes" / "main.json").write_text("[1]") and None,
-    "qmd's settings are deleted": lambda data: shutil.rmtree(data / "qmd-config"),
-    "qmd's settings are garbage": lambda data: (data / "qmd-config" / "ws-main.yml").write_text("{{{") and None,
-    "qmd's settings name nothing": lambda data: (
-        (data / "qmd-config" / "ws-main.yml").write_text("collections: {}") and None
-    ),
-    "state is a file": lambda data: (shutil.rmtree(data / "state"), (data / "state").write_text("x"))[0],
-    "locks is a file": lambda data: (shutil.rmtree(data / "locks"), (data / "locks").write_text("x"))[0],
-    "qmd-config is a file": lambda data: (shutil.rmtree(data / "qmd-config"), (data / "qmd-config").write_text("x"))[0],
-    "qmd-cache is a file": lambda data: (shutil.rmtree(data / "qmd-cache"), (data / "qmd-cache").write_text("x"))[0],
-    "workspaces is a file": lambda data: (shutil.rmtree(data / "workspaces"), (data / "workspaces").write_text("x"))[0],
-    "git-mirror is a file": lambda data: (shutil.rmtree(data / "git-mirror"), (data / "git-mirror").write_text("x"))[0],
-    "the locks are deleted": lambda data: shutil.rmtree(data / "locks"),
+    "the state is another branch's": lambda data: rewrite(state(data), state(data).read_bytes().replace(b"main", b"x")),
+    "the state is a folder": is_a_folder(state),
+    "the notes are garbage": holds(below("state", "notes", "main.json"), b"[1]"),
+    "qmd's settings are deleted": deleted(below("qmd-config")),
+    "qmd's settings are garbage": holds(SETTINGS, b"{{{"),
+    "qmd's settings name nothing": holds(SETTINGS, b"collections: {}"),
+    "the locks are deleted": deleted(below("locks")),
+    **{
+        f"{name} is a file": is_a_file(below(name))
+        for name in ("state", "locks", "qmd-config", "qmd-cache", "workspaces", "git-mirror")
+    },
 }
 
 
@@ -352,6 +395,12 @@ def test_a_search_that_fails_on_a_broken_index_is_answered_from_a_new_one(
     assert_right(client, upstream, FILES)
 
 
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
 def test_a_full_disk_is_507_and_the_next_answer_is_right(
     environ: dict[str, str], upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -365,9 +414,8 @@ def test_a_full_disk_is_507_and_the_next_answer_is_right(
         upstream.commit("main", FILES)
         assert_right(client, upstream, FILES)
         ballast = place / "ballast"
-        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-            while True:
-                file.write(b"x" * 4096)
+        with pytest.raises(OSError, match="No space"):
+            fill(ballast)
         files = FILES | {"notes/3.md": "# Changed\n\nneedle changed\n" * 4000}
         upstream.commit("main", {"notes/3.md": files["notes/3.md"]})
         assert client.problem("/query", {"query": "needle"}) == (507, "storage_full")

@@ -110,7 +110,8 @@ def test_a_file_of_another_index_or_collection_is_refused(file: str) -> None:
     "output",
     [
         b"", b"\n", b"No results found.", b"null", b"{}", b"0", b'"[]"', b"[", b"[]]", b"[] []", b"warning\n[]",
-        b"[null]", b"[[]]", b"[1]", b'["x"]', b"[{}]", b"[]\xff", b"\xff\xfe[\x00", b"[" * 100_000, b'{"results": []}', b"[NaN]",
+        b"[null]", b"[[]]", b"[1]", b'["x"]', b"[{}]", b"[]\xff", b"\xff\xfe[\x00", b"[" * 100_000,
+        b'{"results": []}', b"[NaN]",
     ],
 )  # fmt: skip
 def test_anything_but_a_list_of_hits_is_bad_output(output: bytes) -> None:

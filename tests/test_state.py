@@ -168,9 +168,9 @@ def test_an_error_is_noted_beside_the_last_asking_and_gone_after_the_next(file: 
     notes = file.notes()
     assert (notes.asked_at, notes.asked_commit) == ("2026-03-01T00:00:00.000000Z", "a" * 40)
     assert notes.last_error
-    assert before <= notes.last_error["at"] <= now()
-    assert notes.last_error["code"] == "RemoteUnreachable"
-    assert notes.last_error["detail"] == "the remote could not be reached"
+    assert before <= notes.last_error.at <= now()
+    assert notes.last_error.kind == "RemoteUnreachable"
+    assert notes.last_error.detail == "the remote could not be reached"
     file.note_asked("2026-03-01T00:00:00.000000Z", "a" * 40)
     assert file.notes().last_error is None
     assert file.load() == STATE
