@@ -68,11 +68,21 @@ def test_a_text_that_cant_be_written_leaves_the_old_one(folder: Path) -> None:
     assert names(folder) == ["state.json"]
 
 
-def test_a_rename_that_fails_leaves_nothing_behind(folder: Path) -> None:
+def test_a_folder_in_the_place_of_a_file_is_thrown_away(folder: Path) -> None:
     (folder / "state.json" / "inside").mkdir(parents=True)
-    with pytest.raises(IsADirectoryError):
-        files.replace(folder / "state.json", "new")
+    files.replace(folder / "state.json", "new")
+    assert (folder / "state.json").read_text("utf-8") == "new"
     assert names(folder) == ["state.json"]
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(folder: Path) -> None:
+    (folder / "kept").mkdir()
+    for target in ("kept", "nowhere"):
+        (folder / "state.json").unlink(missing_ok=True)
+        (folder / "state.json").symlink_to(target)
+        files.replace(folder / "state.json", "new")
+        assert not (folder / "state.json").is_symlink()
+        assert names(folder) == ["kept", "state.json"]
 
 
 def test_a_full_disk_leaves_the_old_text(folder: Path) -> None:
@@ -202,6 +212,23 @@ def test_what_a_killed_replace_leaves_is_known_as_its_leftover(folder: Path) -> 
 def test_leftovers_in_a_folder_that_is_not_there_are_no_error(folder: Path) -> None:
     files.remove_leftovers(folder / "no" / "file")
     assert names(folder) == []
+
+
+def test_a_folder_is_made_once_and_keeps_what_is_in_it(folder: Path) -> None:
+    files.make_folder(folder / "a" / "b")
+    (folder / "a" / "b" / "file").touch()
+    files.make_folder(folder / "a" / "b")
+    assert names(folder / "a" / "b") == ["file"]
+
+
+def test_what_has_the_name_of_a_folder_is_thrown_away(folder: Path) -> None:
+    (folder / "file").write_text("in the way")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    for name in ("file", "dangling"):
+        files.make_folder(folder / name)
+        assert (folder / name).is_dir()
+        assert not (folder / name).is_symlink()
+        assert names(folder / name) == []
 
 
 def test_the_size_of_a_folder_is_that_of_its_files_links_not_followed(folder: Path) -> None:

@@ -306,3 +306,36 @@ def test_calls_of_many_threads_do_not_meet(sh: Shell) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(32)))
     assert answers == [b"x" * 100_000 + b"<" * number + b"%d\n" % number for number in range(32)]
+
+
+def test_a_process_that_stays_runs_as_it_was_told_and_is_waited_for(folder: Path) -> None:
+    child = proc.start(["sh", "-c", "env > seen; exit 3"], cwd=folder, env={"PATH": PATH, "NAME": "x"})
+    assert proc.wait(child, 20) == 3
+    seen = dict(line.split("=", 1) for line in (folder / "seen").read_text().splitlines())
+    assert {name: value for name, value in seen.items() if name not in ("PWD", "OLDPWD", "SHLVL", "_")} == {
+        "PATH": PATH,
+        "NAME": "x",
+    }
+    child = proc.start(["sleep", "60"], cwd=folder, env={"PATH": PATH})
+    try:
+        assert proc.wait(child, 0.1) is None
+    finally:
+        child.kill()
+    assert proc.wait(child, 20) == -9
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="not on this machine")
+def test_a_process_that_stays_does_not_outlive_a_caller_that_was_killed(folder: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from memgw import proc\n"
+        "proc.start(['sh', '-c', sys.argv[1]], cwd=Path(sys.argv[2]), env={'PATH': sys.argv[3]}).wait()"
+    )
+    script = "trap '' TERM; echo $$ > new; mv new pids; while :; do read x < pids; sleep 0.1; done"
+    caller = subprocess.Popen([sys.executable, "-c", code, script, str(folder), PATH], cwd=ROOT)
+    try:
+        assert until((folder / "pids").exists)
+        assert not is_gone((folder / "pids").read_text().strip())
+    finally:
+        caller.kill()
+        caller.wait()
+    assert all_gone(folder / "pids", 1)
