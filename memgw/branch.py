@@ -14,7 +14,7 @@ MAX_WORKSPACE_BYTES = 100
 # git check-ref-format(1), rules 1 to 10, and git branch's own refusal of a leading dash
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-/]|[/.]$|(^|/)\.|\.lock(/|$)")
 
-_MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
+_MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

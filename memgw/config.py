@@ -73,7 +73,7 @@ def _remote(value: str) -> str:
         return value
     if re.match(r"[^/]+:", value):
         return value
-    return str((ROOT / Path(value).expanduser()).resolve())
+    return str(_path(value))
 
 
 def _branch(value: str) -> str:
@@ -91,13 +91,16 @@ def _prefix(value: str) -> str:
 
 def _bind(value: str) -> str:
     host, _, port = value.rpartition(":")
-    if not host or re.search(r"\s", value) or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or re.search(r"\s", value) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise ValueError("must be host:port")
     return value
 
 
 def _path(value: str) -> Path:
-    return (ROOT / Path(_text(value)).expanduser()).resolve()
+    try:
+        return (ROOT / Path(_text(value)).expanduser()).resolve()
+    except RuntimeError as exc:  # ~somebody
+        raise ValueError("must be a path: there is no such home") from exc
 
 
 @dataclass(frozen=True)

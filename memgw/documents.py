@@ -17,7 +17,12 @@ _JS_SPACE = (
     "\u2028\u2029\u202f\u205f\u3000\ufeff"
 )
 
-_UNREADABLE = re.compile(r"[\\\udc80-\udcff]")
+_LINE_END = "\n\r\u2028\u2029"
+_UNREADABLE = re.compile(
+    r"[\\\udc80-\udcff]"  # a backslash becomes a slash; what is not UTF-8, another name
+    r"|^[A-Za-z]:"  # taken for a drive
+    rf"|(^|/)[{_LINE_END}]|[{_LINE_END}][^/]*/"  # not matched by the pattern
+)
 
 
 def wanted_folder(name: str) -> bool:
@@ -31,7 +36,7 @@ def wanted_file(name: str) -> bool:
 
 
 def readable(path: str) -> bool:
-    """False for names that qmd can't open: with a backslash, or not UTF-8 (surrogate-escaped here)."""
+    """False for names that qmd can't open, or opens another file for. Not UTF-8 is surrogate-escaped here."""
     return not _UNREADABLE.search(path)
 
 

@@ -42,12 +42,13 @@ def for_git(environ: Mapping[str, str], global_config: Path, ceiling: Path) -> d
 def for_qmd(environ: Mapping[str, str], *, home: Path, cache: Path, config: Path, index: Path) -> dict[str, str]:
     """qmd sees its own home, so that no `~/.config/qmd` of the operator reaches an index.
 
-    `INDEX_PATH` beats `--index`, and a directory of its own keeps qmd's embed lock apart. CI is left out: with
-    `CI=true` qmd does no model work.
+    `INDEX_PATH` beats `--index`, and a directory of its own keeps qmd's embed lock apart. Unless it believes to be in
+    WSL, qmd takes a path such as `/d/memory` for a drive of Windows. CI is left out: with it qmd does no model work.
     """
     return _pick(environ, _COMMON + _QMD) | {
         "LC_ALL": "C.UTF-8",
         "NO_COLOR": "1",
+        "WSL_DISTRO_NAME": "none",
         "HOME": str(home),
         "XDG_CACHE_HOME": str(cache),
         "QMD_CONFIG_DIR": str(config),

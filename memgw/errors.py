@@ -105,7 +105,9 @@ class ToolError(Exception):
     def disk_is_full(self) -> bool:
         """True when what the process said means that it had no space to write to."""
         said = self.stderr.lower()
-        return any(sign in said for sign in ("no space left on device", "enospc", "disk is full", "edquot"))
+        return any(
+            sign in said for sign in ("no space left on device", "enospc", "disk is full", "quota exceeded", "edquot")
+        )
 
 
 class ToolMissing(ToolError): ...

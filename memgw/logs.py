@@ -16,7 +16,7 @@ REQUESTS = "memgw.request"
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Set by the HTTP layer; every line logged while a request runs carries it."""
 
-_USERINFO = re.compile(r"(\w+://)[^/\s@]+@")
+_USERINFO = re.compile(r"(\w+://)[^/\s]+@")
 _QUERY = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\"]+")
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -60,7 +60,19 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line |= _tool_facts(record.exc_info[1])
             line["trace"] = self.formatException(record.exc_info)
-        return redact(json.dumps(line, ensure_ascii=False, default=str), self._secrets)
+        return json.dumps({name: self._redacted(value) for name, value in line.items()}, ensure_ascii=False)
+
+    def _redacted(self, value: object) -> object:
+        """Before it becomes JSON, whose escapes could hide a secret; names of fields stay as they are."""
+        match value:
+            case bool() | int() | float() | None:
+                return value
+            case dict():
+                return {redact(str(key), self._secrets): self._redacted(inner) for key, inner in value.items()}
+            case list() | tuple():
+                return [self._redacted(inner) for inner in value]
+            case _:
+                return redact(str(value), self._secrets)
 
 
 def _tool_facts(exc: BaseException | None) -> dict[str, object]:

@@ -52,7 +52,7 @@ def run(
             start_new_session=True,
             pass_fds=keep_open,
         )
-    except (FileNotFoundError, NotADirectoryError, PermissionError) as exc:
+    except OSError as exc:
         raise ToolMissing(f"can't be started: {exc}", command) from exc
     with child:
         try:
@@ -71,7 +71,8 @@ def run(
 
 def start(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Process:
     """Starts a process that stays, writing where we write. It ends with us where the machine has setpriv."""
-    prefix = ["setpriv", "--pdeathsig", "KILL"] if _has_setpriv() else []
+    setpriv = _setpriv()
+    prefix = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
     return subprocess.Popen([*prefix, *argv], cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
 
 
@@ -152,16 +153,16 @@ def _feed(child: Process, selector: selectors.BaseSelector, unsent: memoryview) 
 
 def _backstop(timeout: float) -> list[str]:
     """What ends the process when we can't: our own death, seen by the kernel, or the clock."""
-    prefix = ["setpriv", "--pdeathsig", "TERM"] if _has_setpriv() else []
-    if which("timeout"):
-        prefix += ["timeout", "-k", "1", f"{timeout + _GRACE:.0f}"]
-    return prefix
+    setpriv, clock = _setpriv(), which("timeout")
+    prefix = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+    return [*prefix, clock, "-k", "1", f"{timeout + _GRACE:.0f}"] if clock else prefix
 
 
 @cache
-def _has_setpriv() -> bool:
-    """Whether util-linux's setpriv is here and knows --pdeathsig (busybox's does not)."""
+def _setpriv() -> str | None:
+    """util-linux's setpriv, if it is here and knows --pdeathsig (busybox's does not)."""
     setpriv = which("setpriv")
     if setpriv is None:
-        return False
-    return not subprocess.run([setpriv, "--pdeathsig", "TERM", "true"], capture_output=True).returncode
+        return None
+    knows = subprocess.run([setpriv, "--pdeathsig", "TERM", setpriv, "--version"], capture_output=True)
+    return None if knows.returncode else setpriv

@@ -42,12 +42,12 @@ def parse_hits(output: bytes, index: str, collection: str) -> list[Hit]:
         if not isinstance(rows, list):
             raise TypeError("not a list")
         return [_hit(row, f"qmd://{collection}/", f"?index={index}") for row in rows]
-    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as exc:
         raise EngineBadOutput("the search engine's answer could not be read") from exc
 
 
 def _hit(row: Any, before: str, after: str) -> Hit:
-    file = _is(str, row["file"])
+    file = _text(row["file"])
     if not (file.startswith(before) and file.endswith(after) and len(file) > len(before) + len(after)):
         raise ValueError("a file outside the collection")
     score = float(_is((int, float), row["score"]))
@@ -58,11 +58,11 @@ def _hit(row: Any, before: str, after: str) -> Hit:
     return Hit(
         path=file[len(before) : -len(after)],
         docid=docid,
-        title=shorten(_is(str, row["title"]), TITLE_BYTES),
+        title=shorten(_text(row["title"]), TITLE_BYTES),
         score=score,
         line=line,
         snippet=shorten(_exact(_is(str, row["snippet"])), SNIPPET_BYTES),
-        context=_is(str, row.get("context", "")),
+        context=_text(row.get("context", "")),
     )
 
 
@@ -72,6 +72,13 @@ def _is(kind: Any, value: Any) -> Any:
     return value
 
 
+def _text(value: Any) -> str:
+    """Valid Unicode: half a character is half an answer."""
+    text: str = _is(str, value)
+    text.encode()
+    return text
+
+
 def _exact(snippet: str) -> str:
     """The document's own text: without qmd's header line (`line` says where it is) and its dots at a cut."""
     text = _HEADER.sub("", snippet, count=1) if _HEADER.match(snippet) else snippet
@@ -79,8 +86,7 @@ def _exact(snippet: str) -> str:
         text = text[:-3]
     if text and "\ud800" <= text[-1] <= "\udbff":  # cut between the halves of one character
         text = text[:-1]
-    text.encode()  # raises for a surrogate anywhere else
-    return text
+    return _text(text)
 
 
 def shorten(text: str, limit: int) -> str:

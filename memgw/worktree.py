@@ -48,11 +48,17 @@ class Worktree:
     def documents(self, commit: str, deadline: Deadline, held: int) -> dict[str, str]:
         """Path → qmd's content hash of every file of `commit` that is a document.
 
-        Each file read is compared with its blob in Git. Raises WorktreeDamaged when one differs or is missing.
+        Each file read is compared with its blob in Git. Files with names that qmd takes for another file's are taken
+        away, so that they bring nothing in by it; their hash here is "", which no document has.
+        Raises WorktreeDamaged when a file differs or is missing.
         """
         blobs = self._blobs(commit, deadline, held)
         found: dict[str, str] = {}
         for path, oid in blobs.items():
+            if not documents.readable(path):
+                (self.path / path).unlink(missing_ok=True)
+                found[path] = ""
+                continue
             try:
                 content = (self.path / path).read_bytes()
             except OSError as exc:

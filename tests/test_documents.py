@@ -132,25 +132,6 @@ def test_links_are_passed_over(library: Library) -> None:
     assert library.lacking() == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "behind"),
-    [
-        ("x\\.d\\y.md", "x/.d/y.md"),
-        ("vendor\\y.md", "vendor/y.md"),
-        ("q\\..\\a.md", "a.md"),
-        (".\\.hidden.md", ".hidden.md"),
-        ("new\\vendor\\y.md", "new/vendor/y.md"),
-    ],
-)
-def test_a_name_with_a_backslash_brings_nothing_in_by_another_name(library: Library, name: str, behind: str) -> None:
-    library.write("a.md", "wanted")
-    library.write("q/b.md", "wanted too")
-    library.write(behind, "wanted" if behind == "a.md" else "not wanted")
-    library.write(name, "behind a backslash")
-    library.update()
-    assert library.lacking() <= {name}
-
-
 CONTENTS: dict[str, bytes] = {
     "text": b"text",
     "no newline": b"# Title",

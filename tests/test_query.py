@@ -185,6 +185,21 @@ def test_files_that_qmd_can_not_open_are_said_to_be_missing(client: Client, upst
     assert client.query("beta")["degraded"] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "behind"),
+    [("x\\.d\\y.md", "x/.d/y.md"), ("vendor\\y.md", "vendor/y.md"), ("q\\..\\a.md", "a.md"), ("c:\\a.md", "c:/a.md")],
+)
+def test_a_name_with_a_backslash_brings_nothing_in_by_another_name(
+    client: Client, upstream: Upstream, name: str, behind: str
+) -> None:
+    files = {"a.md": "# A\n\nalpha\n", behind: "# B\n\nalpha\n", name: "# C\n\nalpha\n", "q/b.md": "# Q\n"}
+    for parent in ("", None):
+        upstream.commit("main", files, parent=parent)
+        answer = client.query("alpha", full=True)
+        assert {hit["path"]: hit["body"] for hit in answer["results"]} == {"a.md": files["a.md"]}
+        assert [note["code"] for note in answer["degraded"]] == ["documents_skipped"]
+
+
 def test_attributes_of_the_branch_and_settings_of_the_user_change_no_byte(
     client: Client, upstream: Upstream, tmp_path: Path
 ) -> None:
