@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
+from threading import BoundedSemaphore
 from time import monotonic
 from uuid import uuid4
 
@@ -10,12 +11,15 @@ from flask import Flask, Response, g, request
 
 from memgw import logs, problems
 from memgw.config import Config
+from memgw.errors import WorkspaceBusy
 from memgw.gateway import Gateway
 from memgw.mirror import Mirror
 from memgw.qmd import QmdCli
 from memgw.status import Status
 from memgw.views import bp
 from memgw.workspace import Layout, UpdateOn
+
+SPARE_THREADS = 4
 
 requests_log = logging.getLogger(logs.REQUESTS)
 
@@ -64,9 +68,28 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
     app.extensions |= {"memgw": gateway, "memgw.config": config, "memgw.status": Status(config, gateway)}
     problems.init_app(app)
     app.before_request(_begin)
+    _admit(app, config.threads - SPARE_THREADS)
     app.after_request(_end)
     app.register_blueprint(bp)
     return app
+
+
+def _admit(app: Flask, slots: int) -> None:
+    """Lets so many requests of this process work at once, so that the rest of the threads can answer /health and
+    /status whatever the others wait for."""
+    free = BoundedSemaphore(slots)
+
+    @app.before_request
+    def enter() -> None:
+        if request.method == "POST":
+            if not free.acquire(blocking=False):
+                raise WorkspaceBusy("too many requests are at work at once", retry_after=1)
+            g.admitted = True
+
+    @app.teardown_request
+    def leave(_: BaseException | None) -> None:
+        if g.pop("admitted", False):
+            free.release()
 
 
 def _begin() -> None:

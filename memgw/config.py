@@ -122,7 +122,7 @@ class Config:
     data_dir: Path = _setting("MEMGW_DATA_DIR", _path, ROOT / "data")
     bind: str = _setting("MEMGW_BIND", _bind, "127.0.0.1:8787")
     workers: int = _setting("MEMGW_WORKERS", _between(1, 64), 2)
-    threads: int = _setting("MEMGW_THREADS", _between(2, 256), 16)
+    threads: int = _setting("MEMGW_THREADS", _between(8, 512), 64)
     remote_timeout_seconds: int = _setting("MEMGW_REMOTE_TIMEOUT_SECONDS", _between(1, 3600), 30)
     lock_timeout_seconds: int = _setting("MEMGW_LOCK_TIMEOUT_SECONDS", _between(1, 3600), 60)
     max_body_bytes: int = _setting("MEMGW_MAX_BODY_BYTES", _between(1024, 1_048_576), 65_536)

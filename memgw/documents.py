@@ -9,6 +9,9 @@ from hashlib import sha256
 
 PATTERN = "**/*.md"
 
+MAX_BYTES = 64 * 1024 * 1024
+"""Larger files are no memories: Node can't take half a gigabyte in, and nobody wants it in an answer."""
+
 _EXCLUDED_FOLDERS = frozenset({"node_modules", ".git", ".cache", "vendor", "dist", "build"})
 
 # what JavaScript's String.trim removes; Python's strip differs in both directions

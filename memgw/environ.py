@@ -7,6 +7,7 @@ _COMMON = ("PATH", "TMPDIR", "TZ")
 
 _GIT = (
     "HOME", "USER", "LOGNAME", "XDG_CONFIG_HOME", "SSH_AUTH_SOCK",
+    "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT",
     "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
     "http_proxy", "https_proxy", "no_proxy", "all_proxy",
     "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
@@ -21,7 +22,6 @@ def for_git(environ: Mapping[str, str], global_config: Path, ceiling: Path) -> d
     `ceiling` matters: data/ lies inside a checkout, and a damaged worktree would otherwise make Git
     climb up and clean the checkout around it.
     """
-    ssh = environ.get("GIT_SSH_COMMAND") or "ssh"
     return _pick(environ, _COMMON + _GIT) | {
         "LC_ALL": "C.UTF-8",
         "LANGUAGE": "C",
@@ -32,8 +32,6 @@ def for_git(environ: Mapping[str, str], global_config: Path, ceiling: Path) -> d
         "SSH_ASKPASS": "",
         "SSH_ASKPASS_REQUIRE": "never",
         "GCM_INTERACTIVE": "never",
-        "GIT_SSH_COMMAND": f"{ssh} -o BatchMode=yes",
-        "GIT_SSH_VARIANT": environ.get("GIT_SSH_VARIANT") or "ssh",
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
     }

@@ -6,6 +6,7 @@
     ├── BranchNotFound          the remote was asked and has no such branch
     ├── RemoteUnreachable       the remote could not be asked
     ├── RemoteAuthFailed        the remote refused our credentials
+    ├── CommitUnusable          the newest commit can't be laid out as files
     ├── EngineFailed            qmd crashed or refused
     │   └── EngineMissing       …: it is not installed, or can't be started
     ├── EngineBadOutput         qmd printed something that is not its format
@@ -58,6 +59,9 @@ class RemoteUnreachable(MemgwError): ...
 class RemoteAuthFailed(MemgwError): ...
 
 
+class CommitUnusable(MemgwError): ...
+
+
 class EngineFailed(MemgwError): ...
 
 
@@ -104,7 +108,8 @@ class ToolError(Exception):
     @property
     def disk_is_full(self) -> bool:
         """True when what the process said means that it had no space to write to."""
-        said = self.stderr.lower()
+        ours = (line for line in self.stderr.lower().splitlines() if not line.startswith("remote:"))
+        said = "\n".join(ours)
         return any(
             sign in said for sign in ("no space left on device", "enospc", "disk is full", "quota exceeded", "edquot")
         )

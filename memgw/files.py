@@ -4,13 +4,15 @@ import os
 import re
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from time import time
 
 
 def replace(path: Path, text: str) -> None:
     """Writes `text` beside `path` and renames it over. Raises OSError; then `path` is as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as aside:
         try:
             aside.write(text)
@@ -26,12 +28,11 @@ def replace(path: Path, text: str) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what a `replace` of `path` left that was killed; nobody may be at it."""
+    """Removes what killed `replace`s of `path` left; one at work takes no ten minutes."""
     leftover = re.compile(rf"\.{re.escape(path.name)}\.\w+")
-    if path.parent.is_dir():
-        for name in os.listdir(path.parent):
-            if leftover.fullmatch(name):
-                remove(path.parent / name)
+    for entry in os.scandir(path.parent) if path.parent.is_dir() else ():
+        if leftover.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < time() - 600:
+            remove(Path(entry.path))
 
 
 def ensure(path: Path, text: str) -> None:
@@ -39,8 +40,8 @@ def ensure(path: Path, text: str) -> None:
     try:
         if path.read_text("utf-8") == text:
             return
-    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
-        pass
+    except (OSError, UnicodeDecodeError):
+        pass  # whatever it is, it is not what it has to be
     replace(path, text)
 
 
@@ -60,10 +61,15 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes `path` a folder, throwing away a file that has its name."""
-    if not path.is_dir():
-        remove(path)
+    """Makes `path` a folder that we can use. A file of its name is thrown away, a folder never."""
+    try:
         path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        with suppress(IsADirectoryError, PermissionError, FileNotFoundError):  # another request was first
+            path.unlink()
+        path.mkdir(exist_ok=True)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        os.chmod(path, stat.S_IRWXU)
 
 
 def size(path: Path) -> int:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.engine import Engine, QueryType, Question
-from memgw.errors import EngineBadOutput, EngineFailed, EngineMissing, IndexDamaged, MemgwError, MirrorDamaged
+from memgw.errors import (
+    EngineBadOutput,
+    EngineFailed,
+    EngineMissing,
+    IndexDamaged,
+    MemgwError,
+    MirrorDamaged,
+    storage_full_translated,
+)
 from memgw.mirror import Change, Mirror
 from memgw.results import Hit
 from memgw.state import Stamp, now
@@ -138,9 +146,7 @@ class Gateway:
                     stamp, _ = workspace.bring(tip, state.synced_at, hold)
         if not stamp:
             return None
-        state, notes = workspace.state(), workspace.record.notes()
-        known = notes.asked_at if notes.asked_commit == stamp.commit else None
-        return Fresh(stamp, max(known or "", state.synced_at or ""), asked=False)
+        return Fresh(stamp, workspace.synced_at() or now(), asked=False)
 
     def _search(
         self,
@@ -178,7 +184,8 @@ class Gateway:
     @contextmanager
     def _noting_errors(self, workspace: Workspace) -> Iterator[None]:
         try:
-            yield
+            with storage_full_translated():
+                yield
         except MemgwError as exc:
             workspace.record.note_error(type(exc).__name__, exc.detail)
             raise

@@ -16,7 +16,6 @@ from memgw.errors import (
     RemoteUnreachable,
     StorageFull,
     ToolError,
-    ToolFailed,
     ToolMissing,
     ToolTimeout,
 )
@@ -25,14 +24,6 @@ _AUTH = re.compile(
     r"authentication failed|could not read (username|password)|permission denied \(|"
     r"host key verification failed|terminal prompts disabled|"
     r"(error|HTTP)[: ]+(401|403)|access denied|invalid credentials",
-    re.IGNORECASE,
-)
-_REMOTE = re.compile(
-    r"could not read from remote|unable to access|unable to connect|could not resolve|"
-    r"connection (refused|reset|timed out)|"
-    r"does not appear to be a git repository|repository .* (not found|does not exist)|"
-    r"remote end hung up|early EOF|RPC failed|unable to look up|remote error|upload-pack|"
-    r"(the )?remote( helper)? (died|reported|did not)|transport '.*' not allowed|expected flush|network",
     re.IGNORECASE,
 )
 
@@ -85,8 +76,8 @@ def translate(exc: ToolError, deadline: Deadline) -> MemgwError | None:
     return None
 
 
-def raise_remote(exc: ToolError, deadline: Deadline, otherwise: type[MemgwError] = RemoteUnreachable) -> NoReturn:
-    """Raises what a failed conversation with the remote means; `otherwise` when it tells nothing."""
+def raise_remote(exc: ToolError, deadline: Deadline) -> NoReturn:
+    """Raises what a failed conversation with the remote means."""
     known = translate(exc, deadline)
     if known:
         raise known from exc
@@ -94,8 +85,6 @@ def raise_remote(exc: ToolError, deadline: Deadline, otherwise: type[MemgwError]
         raise RemoteUnreachable("the remote did not answer in time") from exc
     if isinstance(exc, ToolMissing):
         raise RemoteUnreachable("git can't be started") from exc
-    if isinstance(exc, ToolFailed) and _AUTH.search(exc.stderr):
+    if _AUTH.search(exc.stderr):
         raise RemoteAuthFailed("the remote refused the gateway's credentials") from exc
-    if isinstance(exc, ToolFailed) and not _REMOTE.search(exc.stderr):
-        raise otherwise("the remote could not be asked") from exc
-    raise RemoteUnreachable("the remote could not be reached") from exc
+    raise RemoteUnreachable("the remote could not be reached, or not understood") from exc

@@ -39,7 +39,7 @@ class IndexFolder:
 
     def new_file(self) -> str:
         """A name that was never used here."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self.path)
         return f"index-{uuid4().hex[:12]}.sqlite"
 
     def keep_only(self, file: str) -> None:

@@ -58,7 +58,7 @@ class JsonLines(logging.Formatter):
             line["request_id"] = request_id.get()
         line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
         if record.exc_info:
-            line |= _tool_facts(record.exc_info[1])
+            line |= _tool_facts(record.exc_info[1], self._secrets)
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps({name: self._redacted(value) for name, value in line.items()}, ensure_ascii=False)
 
@@ -75,11 +75,11 @@ class JsonLines(logging.Formatter):
                 return redact(str(value), self._secrets)
 
 
-def _tool_facts(exc: BaseException | None) -> dict[str, object]:
+def _tool_facts(exc: BaseException | None, secrets: list[str]) -> dict[str, object]:
     """What the tool at the bottom of a chain of exceptions was and said."""
     while exc is not None:
         if isinstance(exc, ToolError):
-            return {"argv": exc.argv, "stderr": exc.stderr[-2000:]}
+            return {"argv": exc.argv, "stderr": redact(exc.stderr, secrets)[-2000:]}
         exc = exc.__cause__
     return {}
 

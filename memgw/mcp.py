@@ -7,47 +7,42 @@ promise. It waits for the first index, and starts qmd again when the gateway has
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from threading import Event
 
 from memgw import proc
 from memgw.app import create_gateway
 from memgw.branch import Branch
 from memgw.config import Config, ConfigError, environment
-from memgw.engine import Place
 from memgw.qmd import QmdCli
-from memgw.workspace import Workspace
 
 LOOK_EVERY_SECONDS = 1.0
 
 
-def serve(config: Config, environ: dict[str, str], stopped: Event) -> int:
+def serve(config: Config, environ: Mapping[str, str], stopped: Event) -> int:
     """Runs until `stopped` is set or the parent is gone (0), or until qmd ends by itself (its status)."""
     gateway = create_gateway(config, environ)
     workspace = gateway.workspace(Branch.parse(config.default_branch))
     engine = gateway.engine
     assert isinstance(engine, QmdCli)  # noqa: S101  for mypy
     child: proc.Process | None = None
-    served: Place | None = None
+    served: tuple[str, int] | None = None
     try:
         parent = os.getppid()
         while not stopped.is_set() and os.getppid() == parent:  # a killed supervisor leaves no server behind
-            place = _current(workspace)
+            stamp = workspace.state().stamp
             if child and child.poll() is not None:
                 return child.returncode
-            if place and place != served:
+            if stamp and (stamp.identity.file, stamp.identity.inode) != served:
                 if child:
                     _stop(child)
-                child, served = engine.serve_mcp(place, config.mcp_port), place
+                child = engine.serve_mcp(workspace.place(stamp), config.mcp_port)
+                served = (stamp.identity.file, stamp.identity.inode)
             stopped.wait(LOOK_EVERY_SECONDS)
         return 0
     finally:
         if child:
             _stop(child)
-
-
-def _current(workspace: Workspace) -> Place | None:
-    stamp = workspace.state().stamp
-    return workspace.place(stamp) if stamp else None
 
 
 def _stop(child: proc.Process) -> None:
@@ -61,12 +56,11 @@ def main() -> int:
     stopped = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    environ = environment(os.environ)
     try:
-        config = Config.load(environ)
+        config = Config.load(environment(os.environ))
     except ConfigError as exc:
         sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
-    return serve(config, environ, stopped)
+    return serve(config, os.environ, stopped)
 
 
 if __name__ == "__main__":

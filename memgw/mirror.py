@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+from uuid import uuid4
 
 from memgw import files, locks
 from memgw.branch import Branch
@@ -17,14 +18,18 @@ from memgw.gitcmd import Commands, raise_remote, translate
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 """Git knows this object without having it: the tree of a commit with no files."""
 
-_OID = re.compile(r"[0-9a-f]{40}")
+_OID = re.compile(rb"[0-9a-f]{40}")
+
+_IDENTITY = "memgw-identity"
 
 # Bytes on disk = bytes of the blobs, whatever .gitattributes of the branch or settings of the
 # operator say: info/attributes outranks both (gitattributes(5)).
 _ATTRIBUTES = "* -text -ident !eol !filter !working-tree-encoding\n"
 
 _SETTINGS = """\
-# Written by memgw. Your own settings come first, so that credential helpers and proxies work.
+# Written by memgw. Your own settings come first, so that credential helpers, proxies and core.sshCommand work.
+[core]
+    sshCommand = ssh -o BatchMode=yes
 [include]
 {includes}
 [core]
@@ -108,13 +113,26 @@ class Mirror:
                 out = cast(bytes, git.ls_remote("--", self._url, branch.ref))
         except ToolError as exc:
             raise_remote(exc, deadline)
-        for line in out.decode(errors="replace").splitlines():
-            oid, _, ref = line.partition("\t")
-            if ref == branch.ref:  # ls-remote matches the end of names
+        for line in out.split(b"\n"):
+            oid, _, ref = line.partition(b"\t")
+            if ref == branch.ref.encode():  # ls-remote matches the end of names
                 if not _OID.fullmatch(oid):
                     raise RemoteUnreachable("the remote does not use SHA-1 object names, which memgw needs")
-                return oid
+                return oid.decode("ascii")
+        if not out and self._url.startswith("http"):
+            self._confirm_refs(git, deadline)
         raise BranchNotFound(f"the remote has no branch {branch.name!r}")
+
+    def _confirm_refs(self, git: Commands, deadline: Deadline) -> None:
+        """Git takes any empty answer over HTTP, a broken proxy's too, for a repository without refs. Raises
+        RemoteUnreachable unless the remote has some."""
+        try:
+            with deadline.step("ask"):
+                if git.ls_remote("--", self._url, "HEAD") or git.ls_remote("--heads", "--", self._url):
+                    return
+        except ToolError as exc:
+            raise_remote(exc, deadline)
+        raise RemoteUnreachable("the remote lists no ref at all: it is empty, or no Git server answered")
 
     def tip(self, branch: Branch, deadline: Deadline) -> str | None:
         """The commit last fetched for `branch`, or None. Raises MirrorDamaged."""
@@ -145,7 +163,9 @@ class Mirror:
             except ToolFailed as exc:
                 if "couldn't find remote ref" in exc.stderr:
                     raise BranchNotFound(f"the remote has no branch {branch.name!r}") from exc
-                raise_remote(exc, deadline, otherwise=MirrorDamaged)
+                if not self.sound(deadline):
+                    raise MirrorDamaged("the mirror can't take in what the remote has") from exc
+                raise_remote(exc, deadline)
             except ToolError as exc:
                 raise_remote(exc, deadline)
         tip = self.tip(branch, deadline)
@@ -171,20 +191,34 @@ class Mirror:
     def prepare(self, deadline: Deadline) -> None:
         """Makes the mirror when there is none, and its settings as they have to be."""
         self._write_settings()
-        if not (self.path / "HEAD").is_file():
+        if self.identity() is None:
             with self.lock(deadline) as descriptor:
-                if not (self.path / "HEAD").is_file():
+                if self.identity() is None:
                     self._make(deadline, descriptor)
         files.ensure(self.path / "info" / "attributes", _ATTRIBUTES)
 
-    def identity(self) -> int | None:
+    def sound(self, deadline: Deadline) -> bool:
+        """Whether all that the mirror should have is there and whole. Reads all of it: for when something failed.
+
+        What git fsck has to say of the content of commits (status 1) was in the remote like that.
+        """
+        try:
+            self._git(deadline).fsck("--no-dangling", "--no-progress")
+        except ToolFailed as exc:
+            return exc.status == 1
+        except ToolError as exc:
+            if late := translate(exc, deadline):
+                raise late from exc
+        return True
+
+    def identity(self) -> str | None:
         """Changes when the mirror is made again; None when there is none."""
         try:
-            return self.path.stat().st_ino
-        except OSError:
+            return (self.path / _IDENTITY).read_text("ascii")
+        except (OSError, UnicodeDecodeError):
             return None
 
-    def remake(self, seen: int | None, deadline: Deadline) -> None:
+    def remake(self, seen: str | None, deadline: Deadline) -> None:
         """Throws the mirror away and makes an empty one; worktrees of it have to be made again.
 
         Does nothing when its identity is no longer `seen`: then somebody else has just done it.
@@ -213,10 +247,13 @@ class Mirror:
             git.init("--bare", "--quiet", "--initial-branch=memgw", "--", str(aside))
         except ToolError as exc:
             raise translate(exc, deadline) or MirrorDamaged("the mirror can't be made") from exc
+        (aside / _IDENTITY).write_text(uuid4().hex, "ascii")
         aside.rename(self.path)
 
     def _remove_leftovers(self) -> None:
         """Locks and half-written packs of a killed git. Nobody else is at work: we hold the mirror lock."""
+        files.remove_leftovers(self._settings)
+        files.remove_leftovers(self.path / "info" / "attributes")
         for name in ("config.lock", "packed-refs.lock", "packed-refs.new", "HEAD.lock", "shallow.lock"):
             files.remove(self.path / name)
         for lock in (self.path / "refs").glob("**/*.lock"):
@@ -226,7 +263,6 @@ class Mirror:
                 files.remove(leftover)
 
     def _write_settings(self) -> None:
-        self._settings.parent.mkdir(parents=True, exist_ok=True)
         files.ensure(self._settings, _SETTINGS.format(includes="\n".join(self._includes)))
 
 

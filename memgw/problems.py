@@ -18,6 +18,7 @@ TABLE: dict[type[errors.MemgwError], tuple[int, str]] = {
     errors.BranchNotFound: (404, "branch_not_found"),
     errors.RemoteUnreachable: (502, "remote_unreachable"),
     errors.RemoteAuthFailed: (502, "remote_auth_failed"),
+    errors.CommitUnusable: (502, "commit_unusable"),
     errors.EngineFailed: (502, "engine_failed"),
     errors.EngineMissing: (502, "engine_failed"),
     errors.EngineBadOutput: (502, "engine_bad_output"),

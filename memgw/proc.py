@@ -61,6 +61,8 @@ def run(
             # the child is not reaped yet, so that its number still is that of its group and of no other
             os.killpg(child.pid, signal.SIGKILL)
     stderr = err.decode(errors="replace")
+    if len(err) >= STDERR_KEPT:  # no half line: it could hold half of a secret
+        stderr = stderr.partition("\n")[2] or stderr
     status = child.returncode
     if backstop and status in (126, 127):  # timeout(1): can't be invoked, not found
         raise ToolMissing("can't be started", command, stderr)

@@ -1,8 +1,12 @@
 """The qmd command line: the reference engine."""
 
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from threading import BoundedSemaphore
 
 from memgw import documents, files, proc
 from memgw.deadline import Deadline
@@ -48,19 +52,32 @@ class QmdCli:
         self._cache = data / "qmd-cache"
         self._config = data / "qmd-config"
         self._models = DEFAULT_MODELS | dict(models)
+        self._searches = BoundedSemaphore(max(4, os.cpu_count() or 1))  # each is a Node process of some 100 MB
 
     def version(self) -> str:
-        """Read from qmd's package.json, beside the script; raises EngineMissing when there is none."""
+        """From package.json above the script, else what `qmd --version` says. Raises EngineMissing."""
         script = Path(self._launcher[-1])
         for folder in script.resolve().parents:
             try:
-                package = json.loads((folder / "package.json").read_text("utf-8"))
-                return str(package["version"])
+                return str(json.loads((folder / "package.json").read_text("utf-8"))["version"])
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError) as exc:
                 raise EngineMissing("the search engine is not installed properly") from exc
-        raise EngineMissing("the search engine is not installed")
+        return self._said_version
+
+    @cached_property
+    def _said_version(self) -> str:
+        try:
+            said = proc.run(
+                [*self._launcher, "--version"], cwd=self._home(), env=self._env(self._cache / "none"), timeout=10
+            )
+        except ToolError as exc:
+            raise EngineMissing("the search engine is not installed") from exc
+        found = re.search(rb"\d+(\.\d+)+", said)
+        if not found:
+            raise EngineMissing("the search engine does not tell its version")
+        return found[0].decode()
 
     def update(self, place: Place, deadline: Deadline, held: int) -> None:
         """`qmd update`: reads and hashes every file."""
@@ -68,7 +85,12 @@ class QmdCli:
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         """`qmd search --json`: BM25, terms joined by AND."""
-        output = self._run(place, _search(question), deadline)
+        if not self._searches.acquire(timeout=deadline.left()):
+            raise DeadlineExceeded(f"no search was free within {deadline.seconds:g} seconds")
+        try:
+            output = self._run(place, _search(question), deadline)
+        finally:
+            self._searches.release()
         return parse_hits(output, place.index, COLLECTION)
 
     def explain(self, place: Place, question: Question) -> list[str]:
@@ -78,7 +100,7 @@ class QmdCli:
         """Starts `qmd mcp --http` on loopback; it reads the index as it goes and stays until it is ended."""
         self._write_config(place)
         command = [*self._launcher, "--index", place.index, "mcp", "--http", "--host", "127.0.0.1"]
-        return proc.start([*command, "--port", str(port)], cwd=self._home(), env=self._env(place))
+        return proc.start([*command, "--port", str(port)], cwd=self._home(), env=self._env(place.folder / place.file))
 
     def _run(self, place: Place, command: Sequence[str], deadline: Deadline, keep_open: tuple[int, ...] = ()) -> bytes:
         self._write_config(place)
@@ -86,7 +108,7 @@ class QmdCli:
             return proc.run(
                 [*self._launcher, "--index", place.index, *command],
                 cwd=self._home(),
-                env=self._env(place),
+                env=self._env(place.folder / place.file),
                 timeout=deadline.left(),
                 keep_open=keep_open,
                 max_output=MAX_OUTPUT,
@@ -96,11 +118,10 @@ class QmdCli:
 
     def _home(self) -> Path:
         home = self._config / "home"
-        home.mkdir(parents=True, exist_ok=True)
+        files.make_folder(home)
         return home
 
-    def _env(self, place: Place) -> dict[str, str]:
-        index = place.folder / place.file
+    def _env(self, index: Path) -> dict[str, str]:
         return for_qmd(self._environ, home=self._home(), cache=self._cache, config=self._config, index=index)
 
     def _write_config(self, place: Place) -> None:

@@ -114,9 +114,9 @@ class StateFile:
     def note_asked(self, at: str, commit: str) -> None:
         """Keeps that the remote had `commit` at `at`; a second is exact enough, and saves most of the writes."""
         old = self.notes()
-        if old.last_error is None and old.asked_commit == commit and (old.asked_at or "")[:19] >= at[:19]:
-            return
-        self._save_notes(Notes(at, commit))
+        known = old.asked_commit == commit and at[:19] <= (old.asked_at or "")[:19] <= now()
+        if not known or old.last_error:
+            self._save_notes(Notes(at, commit))
 
     def note_error(self, kind: str, detail: str) -> None:
         """Keeps the last error of a workspace that exists; a name that somebody made up leaves nothing behind."""
@@ -136,8 +136,7 @@ def _typed(record: Record) -> Record:
     return record
 
 
-def all_states(folder: Path) -> Iterator[tuple[str, StateFile]]:
-    """Workspace name and files, of every workspace there is, by name."""
+def all_states(folder: Path) -> Iterator[StateFile]:
+    """Of every workspace there is, by name."""
     for path in sorted(folder.glob("[!.]*.json")):
-        name = path.name.removesuffix(".json")
-        yield name, StateFile(folder, name)
+        yield StateFile(folder, path.name.removesuffix(".json"))

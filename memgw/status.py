@@ -9,7 +9,7 @@ from memgw.branch import Branch
 from memgw.config import Config
 from memgw.errors import IndexDamaged, InvalidBranch, MemgwError, ToolError
 from memgw.gateway import Gateway
-from memgw.logs import redact
+from memgw.logs import redact, secrets_of
 from memgw.problems import code_of
 from memgw.state import all_states
 
@@ -25,14 +25,14 @@ class Status:
             "default_branch": self._config.default_branch,
             "versions": {"memgw": __version__, "qmd": self._qmd(), "git": self._git, "node": self._node},
             "mirror": {
-                "remote": redact(self._config.remote_url),
+                "remote": redact(self._config.remote_url, secrets_of(self._config.remote_url)),
                 "bytes": files.size(self._gateway.mirror.path),
             },
             "workspaces": list(filter(None, map(self._workspace, self._branches()))),
         }
 
     def _branches(self) -> list[str]:
-        states = (file.load() for _, file in all_states(self._gateway.layout.states))
+        states = (file.load() for file in all_states(self._gateway.layout.states))
         return [state.branch for state in states if state]
 
     def _workspace(self, name: str) -> dict[str, Any] | None:
@@ -40,19 +40,19 @@ class Status:
             workspace = self._gateway.workspace(Branch.parse(name))
         except InvalidBranch:  # a damaged state
             return None
-        state, notes, stamp = workspace.state(), workspace.record.notes(), workspace.state().stamp
+        state, notes = workspace.state(), workspace.record.notes()
+        stamp = state.stamp
         try:
             pending = workspace.index.pending_embeddings(stamp.identity.file) if stamp else None
         except IndexDamaged:
             pending = None
         error = notes.last_error
-        asked = notes.asked_at if stamp and notes.asked_commit == stamp.commit else None
         return {
             "workspace": workspace.name,
             "branch": name,
             "commit": state.worktree_commit,
             "indexed_commit": stamp.commit if stamp else None,
-            "synced_at": max(asked or "", state.synced_at or "") or None,
+            "synced_at": workspace.synced_at(),
             "documents": stamp.documents if stamp else None,
             "pending_embeddings": pending,
             "last_error": error and {"at": error.at, "code": code_of(error.kind), "detail": error.detail},

@@ -8,19 +8,21 @@ from enum import StrEnum
 from pathlib import Path
 from uuid import uuid4
 
-from memgw import documents, files, locks
+from memgw import files, locks
 from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.engine import Engine, Place
 from memgw.errors import (
+    FULL,
+    CommitUnusable,
     Damaged,
     EngineFailed,
     EngineMissing,
     IndexDamaged,
     MemgwError,
     MirrorDamaged,
+    WorkspaceBusy,
     WorktreeDamaged,
-    storage_full_translated,
 )
 from memgw.index import COLLECTION, IndexFolder
 from memgw.mirror import Mirror
@@ -48,7 +50,7 @@ class UpdateOn(StrEnum):
 
     PROOF = "true"
     ALWAYS = "always"
-    MOVED = "false"
+    MOVED = "false"  # looks at the file's identity and no further
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Workspace:
         self.collection = f"{layout.prefix}-{self.name}"
         self.record = StateFile(layout.states, self.name)
         self.index = IndexFolder(layout.data / "qmd-cache" / self.collection)
+        self._lock = layout.data / "locks" / "workspaces" / f"{self.name}.lock"
         self._worktree = Worktree(layout.data / "workspaces" / self.name, mirror)
 
     def state(self) -> State:
@@ -106,15 +109,17 @@ class Workspace:
             return None
         if not self._readable(stamp) or stamp.embed_model != self._layout.embed_model:
             return None
-        if self._layout.update_on is UpdateOn.MOVED:
-            return stamp if (self.index.path / stamp.identity.file).is_file() else None
         return stamp if self._sound(stamp) else None
 
     def still(self, stamp: Stamp) -> bool:
         """Whether nothing was changed since `stamp` was read: then what was searched meanwhile is whole."""
-        return self.state().stamp == stamp and (
-            self._layout.update_on is UpdateOn.MOVED or self.index.identity(stamp.identity.file) == stamp.identity
-        )
+        return self.state().stamp == stamp and self.index.identity(stamp.identity.file) == stamp.identity
+
+    def synced_at(self) -> str | None:
+        """When the remote was last known to have the stamped commit, else the one in the worktree."""
+        state, notes = self.state(), self.record.notes()
+        commit = state.stamp.commit if state.stamp else state.worktree_commit
+        return notes.asked_at if commit and notes.asked_commit == commit else state.synced_at
 
     def place(self, stamp: Stamp) -> Place:
         """Where the engine finds the stamped index."""
@@ -126,8 +131,7 @@ class Workspace:
         if already:
             yield already
             return
-        path = self._layout.data / "locks" / "workspaces" / f"{self.name}.lock"
-        with locks.hold(path, deadline, self._layout.lock_timeout) as descriptor:
+        with locks.hold(self._lock, deadline, self._layout.lock_timeout) as descriptor:
             self.record.remove_leftovers()
             yield Held(descriptor, deadline)
 
@@ -141,17 +145,21 @@ class Workspace:
             return self._bring(commit, asked_at, held)
         except WorktreeDamaged as exc:
             self._report(exc)
-            self._worktree.remove()
         except MirrorDamaged as exc:
             self._report(exc)
             self._mirror.remake(seen, held.deadline)
+        self._worktree.remove()
+        seen = self._mirror.identity()
         try:
             return self._bring(commit, asked_at, held)
-        except (WorktreeDamaged, MirrorDamaged) as exc:
-            # a worktree that can't be made: the mirror lacks objects of it, or was made anew by another request
+        except WorktreeDamaged as exc:
             self._report(exc)
-            self._mirror.remake(seen, held.deadline)
-            self._worktree.remove()
+            if self._mirror.sound(held.deadline):
+                raise CommitUnusable("the newest commit of the branch can't be laid out as files") from exc
+        except MirrorDamaged as exc:  # or it was made again by another request, and lacks our branch
+            self._report(exc)
+        self._mirror.remake(seen, held.deadline)
+        self._worktree.remove()
         return self._bring(commit, asked_at, held)
 
     def distrust(self, stamp: Stamp, held: Held) -> bool:
@@ -164,7 +172,7 @@ class Workspace:
             self.index.check(stamp.identity.file, wanted, deep=True)
         except Damaged as exc:
             self._report(exc)
-            self.record.save(state.but(stamp=None))
+            self._save(state.but(stamp=None), held)
             return True
         return False
 
@@ -174,23 +182,26 @@ class Workspace:
         if self._mirror.tip(self.branch, deadline) != commit:
             asked_at = now()
             commit = self._mirror.fetch(self.branch, deadline)
-        state = self.state()
-        with storage_full_translated():
+        try:
             self._worktree.align(commit, deadline, held.descriptor)
             with deadline.step("index"):
-                stamp = self._index(commit, state, held)
-            size = files.size(self._worktree.path)
-            self.record.save(state.but(worktree_commit=commit, stamp=stamp, synced_at=asked_at, worktree_bytes=size))
+                stamp = self._index(commit, asked_at, held)
+            self._save(self.state().but(stamp=stamp, worktree_bytes=files.size(self._worktree.path)), held)
             self.index.keep_only(stamp.identity.file)
+        except OSError as exc:
+            if exc.errno in FULL:
+                raise
+            raise WorktreeDamaged("its files can't be used") from exc
         log.info("synced", extra={"branch": self.branch.name, "commit": commit, "documents": stamp.documents})
         return stamp, asked_at
 
-    def _index(self, commit: str, state: State, held: Held) -> Stamp:
+    def _index(self, commit: str, asked_at: str, held: Held) -> Stamp:
         """Updates the index in place if it was whole; builds a new one from nothing in any other case."""
         wanted = self._worktree.documents(commit, held.deadline, held.descriptor)
-        self.record.save(state.but(worktree_commit=commit, stamp=None))
+        state = self.state()
         old = state.stamp
-        if old and self._readable(old):
+        self._save(state.but(worktree_commit=commit, stamp=None, synced_at=asked_at), held)
+        if old and self._readable(old) and (self.index.path / old.identity.file).is_file():
             try:
                 return self._updated(old.identity.file, commit, wanted, held, suspect=not self._sound(old))
             except EngineMissing:
@@ -218,13 +229,13 @@ class Workspace:
         updated may lack only those with unreadable names.
         """
         self._engine.update(self._place(file), held.deadline, held.descriptor)
-        lacking = self.index.check(file, wanted, deep=suspect)
-        if not new and any(map(documents.readable, lacking)):
-            raise IndexDamaged("the index lacks documents of the commit")
         self.index.settle(file)
         identity = self.index.identity(file)
-        if identity is None:
-            raise IndexDamaged("another process keeps the index from being settled")
+        lacking = self.index.check(file, wanted, deep=suspect)
+        if not new and any(wanted[path] for path in lacking):
+            raise IndexDamaged("the index lacks documents of the commit")
+        if identity is None or self.index.identity(file) != identity:
+            raise IndexDamaged("another process writes to the index")
         return Stamp(
             serial=uuid4().hex,
             commit=commit,
@@ -243,10 +254,20 @@ class Workspace:
     def _sound(self, stamp: Stamp) -> bool:
         """Whether the file is the one that was stamped, and untouched since."""
         file = stamp.identity.file
+        if self.index.identity(file) != stamp.identity:
+            return False
+        if self._layout.update_on is UpdateOn.MOVED:
+            return True
         try:
-            return self.index.identity(file) == stamp.identity and self.index.documents(file) == stamp.documents
+            return self.index.documents(file) == stamp.documents
         except IndexDamaged:
             return False
+
+    def _save(self, state: State, held: Held) -> None:
+        """Only in the possession of the lock: its file may have been deleted under us."""
+        if not locks.is_held(self._lock, held.descriptor):
+            raise WorkspaceBusy("the lock of the branch was taken away", locks.RETRY_AFTER_SECONDS)
+        self.record.save(state)
 
     def _place(self, file: str) -> Place:
         return Place(self.collection, self._worktree.path, self.index.path, file)

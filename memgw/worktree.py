@@ -1,6 +1,7 @@
 """One detached worktree of the mirror: the files of one commit, byte for byte."""
 
 import os
+import stat
 from collections.abc import Iterator
 from hashlib import sha1
 from pathlib import Path
@@ -48,34 +49,40 @@ class Worktree:
     def documents(self, commit: str, deadline: Deadline, held: int) -> dict[str, str]:
         """Path → qmd's content hash of every file of `commit` that is a document.
 
-        Each file read is compared with its blob in Git. Files with names that qmd takes for another file's are taken
-        away, so that they bring nothing in by it; their hash here is "", which no document has.
+        Each file read is compared with its blob in Git. Files that qmd can't take in are taken away, so that they bring
+        nothing in by another's name; their hash here is "", which no document has.
         Raises WorktreeDamaged when a file differs or is missing.
         """
-        blobs = self._blobs(commit, deadline, held)
         found: dict[str, str] = {}
-        for path, oid in blobs.items():
-            if not documents.readable(path):
+        for path, (oid, size) in self._blobs(commit, deadline, held).items():
+            deadline.left()
+            if size > documents.MAX_BYTES or not documents.readable(path):
                 (self.path / path).unlink(missing_ok=True)
                 found[path] = ""
                 continue
-            try:
-                content = (self.path / path).read_bytes()
-            except OSError as exc:
-                raise WorktreeDamaged("a file of the commit is missing") from exc
+            content = self._read(path)
             blob = b"blob %d\0" % len(content)
             if sha1(blob + content, usedforsecurity=False).hexdigest() != oid:
                 raise WorktreeDamaged("a file differs from the commit")
             content_hash = documents.content_hash(content)
             if content_hash:
                 found[path] = content_hash
-        deadline.left()
         return found
 
-    def _blobs(self, commit: str, deadline: Deadline, held: int) -> dict[str, str]:
-        """Path (surrogate-escaped) → blob of each regular file whose name makes it a document."""
+    def _read(self, path: str) -> bytes:
+        """A regular file's content, whatever else may be there by its name."""
         try:
-            listing: bytes = self._git(deadline, held).ls_tree("-r", "-z", "--full-tree", commit)
+            with open(self.path / path, "rb", opener=_open_plainly) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise WorktreeDamaged("a file of the commit is something else")
+                return file.read(documents.MAX_BYTES + 1)
+        except OSError as exc:
+            raise WorktreeDamaged("a file of the commit can't be read") from exc
+
+    def _blobs(self, commit: str, deadline: Deadline, held: int) -> dict[str, tuple[str, int]]:
+        """Path (surrogate-escaped) → blob and size of each regular file whose name makes it a document."""
+        try:
+            listing: bytes = self._git(deadline, held).ls_tree("-r", "-z", "-l", "--full-tree", commit)
         except ToolError as exc:
             raise translate(exc, deadline) or WorktreeDamaged("the commit can't be listed") from exc
         return dict(_regular_documents(listing))
@@ -104,7 +111,7 @@ class Worktree:
             return None
         admin = Path(pointer.removeprefix("gitdir: ").strip())
         ours = admin.parent.resolve() == (self._mirror.path / "worktrees").resolve()
-        return admin if pointer.startswith("gitdir: ") and ours and (admin / "HEAD").is_file() else None
+        return admin if pointer.startswith("gitdir: ") and ours and os.access(admin / "HEAD", os.R_OK) else None
 
     def _git(self, deadline: Deadline, held: int) -> Commands:
         """Bound to this worktree by name: Git must never go looking for another repository."""
@@ -122,13 +129,18 @@ class Worktree:
                 files.remove(lock)
 
 
-def _regular_documents(listing: bytes) -> Iterator[tuple[str, str]]:
-    """Takes `git ls-tree -r -z` apart: `<mode> <type> <object>\\t<path>\\0`, and yields path and object."""
+def _open_plainly(path: str, flags: int) -> int:
+    """Follows no link and waits for nobody."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _regular_documents(listing: bytes) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Takes `git ls-tree -r -z -l` apart: `<mode> <type> <object> <size>\\t<path>\\0`."""
     for entry in listing.split(b"\0")[:-1]:
         meta, _, raw = entry.partition(b"\t")
-        mode, _, oid = meta.decode("ascii").split(" ")
+        mode, _, oid, size = meta.decode("ascii").split()
         path = os.fsdecode(raw)
         *folders, name = path.split("/")
         regular = mode.startswith("100")
         if regular and documents.wanted_file(name) and all(map(documents.wanted_folder, folders)):
-            yield path, oid
+            yield path, (oid, int(size))

@@ -49,7 +49,7 @@ def test_a_step_is_booked_in_milliseconds_even_when_it_fails() -> None:
     with pytest.raises(KeyError), deadline.step("fetch"):
         fail_after(0.02)
     assert deadline.timings_ms.keys() == {"fetch"}
-    assert 20 <= deadline.timings_ms["fetch"] <= (monotonic() - begin) * 1000
+    assert 20 <= deadline.timings_ms["fetch"] <= (monotonic() - begin) * 1000 + 0.1
 
 
 def test_a_step_taken_twice_is_booked_as_the_sum_and_apart_from_others() -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,42 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with served(environ, folder) as server:
         assert server.query("alpha")["ok"]
         yield server
+
+
+@dataclass
+class Faulty:
+    """A server whose qmd can be told to misbehave."""
+
+    server: Server
+    upstream: Upstream
+    fake_qmd: FakeQmd
+
+    def started(self) -> list[int]:
+        """What the workers have started and is still there."""
+        return [pid for worker in self.server.workers() for pid in children(worker)]
+
+
+@pytest.fixture(scope="module")
+def shared_faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
+    folder = tmp_path_factory.mktemp("faulty")
+    upstream, fake_qmd = Upstream(folder / "upstream.git"), FakeQmd(folder / "fake")
+    upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
+    environ = {
+        **os.environ,
+        "GIT_REMOTE_URL": upstream.url,
+        "MEMGW_DATA_DIR": str(folder / "data"),
+        "MEMGW_QMD": str(fake_qmd.path),
+        "HOME": str(folder),
+        "QMD_TIMEOUT_SECONDS": "6",
+    }
+    with served(environ, folder) as server:
+        yield Faulty(server, upstream, fake_qmd)
+
+
+@pytest.fixture
+def faulty(shared_faulty: Faulty) -> Iterator[Faulty]:
+    yield shared_faulty
+    shared_faulty.fake_qmd.behaves()
 
 
 def canonical(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
@@ -317,26 +354,17 @@ def test_a_remote_that_refuses_our_password_is_502_and_the_password_is_nowhere(
     ],
 )
 def test_a_search_that_misbehaves_is_an_error_and_leaves_nothing_behind(
-    environ: dict[str, str],
-    tmp_path: Path,
-    upstream: Upstream,
-    fake_qmd: FakeQmd,
-    script: str,
-    expected: tuple[int, str],
+    faulty: Faulty, script: str, expected: tuple[int, str]
 ) -> None:
-    upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
-    environ["QMD_TIMEOUT_SECONDS"] = "4"
-    with served(environ, tmp_path) as server:
-        assert server.query("alpha")["results"]
-        updates = fake_qmd.calls("update")
-        fake_qmd.does("search", script)
-        assert canonical(server.request("POST", "/query", b'{"query":"alpha"}', JSON)) == expected
-        assert until(lambda: not [pid for worker in server.workers() for pid in children(worker)], 1)
-        fake_qmd.behaves()
-        assert server.query("alpha")["results"]
-        assert (
-            fake_qmd.calls("update") == updates
-        )  # the index was whole: a failing search is no reason to make it again
+    server, fake_qmd = faulty.server, faulty.fake_qmd
+    assert server.query("alpha")["results"]
+    updates = fake_qmd.calls("update")
+    fake_qmd.does("search", script)
+    assert canonical(server.request("POST", "/query", b'{"query":"alpha"}', JSON)) == expected
+    assert until(lambda: not faulty.started(), 1)
+    fake_qmd.behaves()
+    assert server.query("alpha")["results"]
+    assert fake_qmd.calls("update") == updates  # the index was whole: no reason to make it again
 
 
 @pytest.mark.parametrize(
@@ -349,24 +377,17 @@ def test_a_search_that_misbehaves_is_an_error_and_leaves_nothing_behind(
     ],
 )
 def test_an_update_that_misbehaves_is_an_error_and_the_next_answer_is_right(
-    environ: dict[str, str],
-    tmp_path: Path,
-    upstream: Upstream,
-    fake_qmd: FakeQmd,
-    script: str,
-    expected: tuple[int, str],
+    faulty: Faulty, script: str, expected: tuple[int, str]
 ) -> None:
-    upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
-    environ["QMD_TIMEOUT_SECONDS"] = "4"
-    with served(environ, tmp_path) as server:
-        assert server.query("alpha")["results"]
-        commit = upstream.commit("main", {"a.md": "# A\n\nbeta\n"})
-        fake_qmd.does("update", script)
-        assert canonical(server.request("POST", "/query", b'{"query":"beta"}', JSON)) == expected
-        assert until(lambda: not [pid for worker in server.workers() for pid in children(worker)], 1)
-        fake_qmd.behaves()
-        answer = server.query("beta")
-        assert (answer["commit_hash"], len(answer["results"])) == (commit, 1)
+    server, fake_qmd = faulty.server, faulty.fake_qmd
+    assert server.query("alpha")["results"]
+    commit = faulty.upstream.commit("main", {"a.md": f"# A\n\nalpha {expected} {script}\n"})
+    fake_qmd.does("update", script)
+    assert canonical(server.request("POST", "/query", b'{"query":"alpha"}', JSON)) == expected
+    assert until(lambda: not faulty.started(), 1)
+    fake_qmd.behaves()
+    answer = server.query("alpha")
+    assert (answer["commit_hash"], len(answer["results"])) == (commit, 1)
 
 
 def test_a_missing_qmd_is_502_and_the_rest_works(environ: dict[str, str], tmp_path: Path, upstream: Upstream) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from memgw.errors import IndexDamaged
 from memgw.index import COLLECTION, Identity, IndexFolder
+from tests.actors import until
 from tests.test_documents import Library
 
 TEXTS = {
@@ -268,6 +269,9 @@ def test_a_write_by_anybody_changes_the_identity(index: Index) -> None:
     index.sql("UPDATE documents SET title = 'x' WHERE path = 'a.md'")
     assert index.identity() != before
     before = index.identity()
+    assert before
+    probe = index.file.with_name("probe")
+    assert until(lambda: probe.write_bytes(b"") == 0 and probe.stat().st_mtime_ns > before.mtime_ns)  # the clock's tick
     index.file.write_bytes(index.file.read_bytes())
     assert index.identity() != before
 
@@ -314,7 +318,7 @@ def test_bodies_are_the_texts_to_the_letter(index: Index) -> None:
     assert index.folder.bodies(index.name, []) == {}
 
 
-@pytest.mark.parametrize("path", ["nothing.md", "A.md", "%", "' OR 1=1 --", "_/a.md", "記.md"])
+@pytest.mark.parametrize("path", ["nothing.md", "A.md", "%", "' OR 1=1 --", "_/a.md", "記.md", "bad\udcff.md"])
 def test_a_body_that_is_not_there_is_damage(index: Index, path: str) -> None:
     with pytest.raises(IndexDamaged):
         index.folder.bodies(index.name, ["a.md", path])

@@ -183,8 +183,8 @@ def test_an_error_of_a_branch_that_somebody_made_up_leaves_nothing_behind(file: 
 
 
 def test_notes_that_cant_be_written_are_no_error(file: StateFile, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "notes").write_text("in the way")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("in the way of the folder")
     file.note_asked("2026-03-01T00:00:00.000000Z", "a" * 40)
     assert file.notes() == Notes()
 
@@ -207,8 +207,9 @@ def test_leftovers_of_killed_writers_are_removed_for_this_workspace_only(file: S
     file.save(STATE)
     file.note_asked("2026-03-01T00:00:00.000000Z", "a" * 40)
     for name in (".main~01.json.abcdefgh", ".main~02.json.abcdefgh"):
-        (folder / name).touch()
-        (folder / "notes" / name).touch()
+        for place in (folder, folder / "notes"):
+            (place / name).touch()
+            os.utime(place / name, (0, 0))
     file.remove_leftovers()
     assert sorted(os.listdir(folder)) == [".main~02.json.abcdefgh", "main~01.json", "notes"]
     assert sorted(os.listdir(folder / "notes")) == [".main~02.json.abcdefgh", "main~01.json"]
@@ -222,8 +223,8 @@ def test_all_workspaces_are_listed_by_name(folder: Path) -> None:
     StateFile(folder, "main").note_asked("2026-03-01T00:00:00.000000Z", "a" * 40)
     (folder / ".main.json.abcdefgh").touch()
     (folder / "README").touch()
-    listed = [(name, file.load()) for name, file in all_states(folder)]
-    assert listed == [(name, State(f"branch of {name}")) for name in ("main", "task-b", "x.y~01")]
+    listed = [file.load() for file in all_states(folder)]
+    assert listed == [State(f"branch of {name}") for name in ("main", "task-b", "x.y~01")]
 
 
 def test_now_is_utc_and_sorts_as_text() -> None:
