@@ -200,12 +200,16 @@ class Mirror:
     def sound(self, deadline: Deadline) -> bool:
         """Whether all that the mirror should have is there and whole. Reads all of it: for when something failed.
 
-        What git fsck has to say of the content of commits (status 1) was in the remote like that.
+        Not a full fsck, which also finds fault with what is in commits and trees: that was in the remote like that.
         """
+        git = self._git(deadline)
+        packs = [str(path) for path in (self.path / "objects" / "pack").glob("*.idx")]
         try:
-            self._git(deadline).fsck("--no-dangling", "--no-progress")
-        except ToolFailed as exc:
-            return exc.status == 1
+            git.fsck("--connectivity-only", "--no-dangling", "--no-progress")
+            if packs:
+                git.verify_pack("--", *packs)
+        except ToolFailed:
+            return False
         except ToolError as exc:
             if late := translate(exc, deadline):
                 raise late from exc

@@ -1,12 +1,15 @@
 """Who acts in the tests: a remote that is pushed to, a gunicorn that is asked, a qmd that misbehaves on purpose."""
 
+import gzip
 import http.client
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -203,6 +206,61 @@ def processes_with(sign: str) -> list[int]:
         if sign.encode() in text and state != "Z" and int(folder.name) != os.getpid():
             found.append(int(folder.name))
     return found
+
+
+class GitHttp(http.server.ThreadingHTTPServer):
+    """Serves a repository over smart HTTP through git's own backend; `spoil` may change each answer on its way."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: Upstream) -> None:
+        super().__init__(("127.0.0.1", 0), _GitHandler)
+        self.root = upstream.path.parent
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/{upstream.path.name}"
+        self.spoil: Callable[[bytes, bytes], bytes] = lambda request, answer: answer
+
+
+class _GitHandler(http.server.BaseHTTPRequestHandler):
+    server: GitHttp
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        environ = {
+            **os.environ,
+            "GIT_PROJECT_ROOT": str(self.server.root),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "REQUEST_METHOD": self.command,
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+        }
+        done = subprocess.run(["git", "http-backend"], env=environ, input=body, capture_output=True)
+        head, _, content = done.stdout.partition(b"\r\n\r\n")
+        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
+        content = self.server.spoil(body, content)
+        self.send_response(int(fields.pop("Status", "200").split()[0]))
+        for name, value in fields.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextmanager
+def git_http(upstream: Upstream) -> Iterator[GitHttp]:
+    """`upstream` over HTTP for as long as this lasts."""
+    with GitHttp(upstream) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 FAKE_QMD = """\

@@ -115,7 +115,7 @@ def test_odd_branch_names_are_branches(client: Client, upstream: Upstream) -> No
     for name in ("+main", "$(id)", "%2e", "记忆/三月", "a/b", "a-b", "HEAD", "refs/heads/main", "x" * 244):
         assert client.problem("/query", {"query": "x", "branch": name}) == (404, "branch_not_found"), name
     upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
-    names = ("+main", "$(id)", "%2e", "记忆/三月", "a/b", "a-b", "Main", "memory-2026-03")
+    names = ("+main", "$(id)", "%2e", "记忆/三月", "a\u2028b", "a\x85b", "a/b", "a-b", "Main", "memory-2026-03")
     tips = {name: upstream.commit(name, {"a.md": f"# A\n\nalpha {number}word\n"}) for number, name in enumerate(names)}
     for number, name in enumerate(names):
         answer = client.query(f"{number}word", branch=name)

@@ -112,6 +112,15 @@ def is_a_folder(place: Place) -> Damage:
     return damage
 
 
+def linked_to_itself(place: Place) -> Damage:
+    def damage(data: Path) -> None:
+        path = place(data)
+        path.unlink()
+        path.symlink_to(path)
+
+    return damage
+
+
 def below(*names: str) -> Place:
     return lambda data: data.joinpath(*names)
 
@@ -200,6 +209,11 @@ DAMAGES: dict[str, Damage] = {
     "qmd's settings are deleted": deleted(below("qmd-config")),
     "qmd's settings are garbage": holds(SETTINGS, b"{{{"),
     "qmd's settings name nothing": holds(SETTINGS, b"collections: {}"),
+    "the lock is a folder": is_a_folder(below("locks", "workspaces", "main.lock")),
+    "the mirror's lock is a folder": is_a_folder(below("locks", "mirror.lock")),
+    "the mirror's info is a file": is_a_file(of_mirror("info")),
+    "the mirror's settings are a link to themselves": linked_to_itself(below("git-mirror", "gitconfig")),
+    "the index's own folder is a file": is_a_file(below("qmd-cache", "ws-main")),
     "the locks are deleted": deleted(below("locks")),
     **{
         f"{name} is a file": is_a_file(below(name))
