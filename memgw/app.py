@@ -90,6 +90,7 @@ def _admit(app: Flask, slots: int) -> None:
     def leave(_: BaseException | None) -> None:
         if g.pop("admitted", False):
             free.release()
+        logs.request_id.set("")
 
 
 def _begin() -> None:

@@ -179,6 +179,9 @@ def find_node() -> str:
 
 
 def environment(environ: Mapping[str, str], env_file: Path = ROOT / ".env") -> dict[str, str]:
-    """`environ` over what `.env` says."""
-    from_file = {name: value for name, value in dotenv_values(env_file).items() if value is not None}
-    return from_file | dict(environ)
+    """`environ` over what `.env` says. Raises ConfigError when that can't be read."""
+    try:
+        said = dotenv_values(env_file, interpolate=False)  # a password may have a $
+    except UnicodeDecodeError as exc:
+        raise ConfigError([f"{env_file.name}: is not UTF-8"]) from exc
+    return {name: value for name, value in said.items() if value is not None} | dict(environ)

@@ -47,6 +47,7 @@ def for_qmd(environ: Mapping[str, str], *, home: Path, cache: Path, config: Path
         "LC_ALL": "C.UTF-8",
         "NO_COLOR": "1",
         "WSL_DISTRO_NAME": "none",
+        "NODE_COMPILE_CACHE": environ.get("NODE_COMPILE_CACHE") or str(cache / "node"),
         "HOME": str(home),
         "XDG_CACHE_HOME": str(cache),
         "QMD_CONFIG_DIR": str(config),

@@ -91,7 +91,7 @@ class IndexFolder:
             raise IndexDamaged("a document of the index has no content")
         return found
 
-    def check(self, file: str, wanted: Mapping[str, str], *, deep: bool) -> set[str]:
+    def check(self, file: str, wanted: Mapping[str, str], *, deep: bool = False) -> set[str]:
         """Compares the index with `wanted` (path → content hash) and returns the paths that it lacks.
 
         Whatever it holds must be wanted, with exactly that content, and be in the text index; anything

@@ -72,10 +72,14 @@ def run(
 
 
 def start(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Process:
-    """Starts a process that stays, writing where we write. It ends with us where the machine has setpriv."""
+    """Starts a process that stays, writing where we write; raises ToolMissing. It ends with us where the machine has
+    setpriv."""
     setpriv = _setpriv()
     prefix = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
-    return subprocess.Popen([*prefix, *argv], cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
+    try:
+        return subprocess.Popen([*prefix, *argv], cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
+    except OSError as exc:
+        raise ToolMissing(f"can't be started: {exc}", list(argv)) from exc
 
 
 def wait(child: Process, seconds: float) -> int | None:

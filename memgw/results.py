@@ -86,6 +86,8 @@ def _exact(snippet: str) -> str:
         text = text[:-3]
     if text and "\ud800" <= text[-1] <= "\udbff":  # cut between the halves of one character
         text = text[:-1]
+    if text and "\udc00" <= text[0] <= "\udfff":
+        text = text[1:]
     return _text(text)
 
 

@@ -196,14 +196,14 @@ class Workspace:
         return stamp, asked_at
 
     def _index(self, commit: str, asked_at: str, held: Held) -> Stamp:
-        """Updates the index in place if it was whole; builds a new one from nothing in any other case."""
+        """Updates the index in place if it is the one that was stamped; builds a new one in any other case."""
         wanted = self._worktree.documents(commit, held.deadline, held.descriptor)
         state = self.state()
-        old = state.stamp
+        old = state.stamp if state.stamp and self._readable(state.stamp) and self._sound(state.stamp) else None
         self._save(state.but(worktree_commit=commit, stamp=None, synced_at=asked_at), held)
-        if old and self._readable(old) and (self.index.path / old.identity.file).is_file():
+        if old:
             try:
-                return self._updated(old.identity.file, commit, wanted, held, suspect=not self._sound(old))
+                return self._updated(old.identity.file, commit, wanted, held)
             except EngineMissing:
                 raise
             except (IndexDamaged, EngineFailed) as exc:
@@ -221,7 +221,6 @@ class Workspace:
         held: Held,
         *,
         new: bool = False,
-        suspect: bool = False,
     ) -> Stamp:
         """Has the engine update `file`, believes nothing, and stamps what stands the comparison with `wanted`.
 
@@ -231,7 +230,7 @@ class Workspace:
         self._engine.update(self._place(file), held.deadline, held.descriptor)
         self.index.settle(file)
         identity = self.index.identity(file)
-        lacking = self.index.check(file, wanted, deep=suspect)
+        lacking = self.index.check(file, wanted)
         if not new and any(wanted[path] for path in lacking):
             raise IndexDamaged("the index lacks documents of the commit")
         if identity is None or self.index.identity(file) != identity:

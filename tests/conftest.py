@@ -15,8 +15,8 @@ from tests.actors import FakeQmd, Server, Upstream, served
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HOME and what git reads are of this test alone."""
+def _alone(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME and what git reads are of this test alone. What Node compiled may be used again, to save time."""
     home = tmp_path / "home"
     home.mkdir()
     for name in list(os.environ):
@@ -24,6 +24,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("NODE_COMPILE_CACHE", str(tmp_path_factory.getbasetemp() / "node"))
 
 
 @pytest.fixture
@@ -90,5 +91,5 @@ def client(environ: dict[str, str]) -> Client:
 
 @pytest.fixture
 def server(environ: dict[str, str], tmp_path: Path) -> Iterator[Server]:
-    with served(environ, tmp_path) as running:
+    with served(environ, tmp_path, measured=False) as running:
         yield running

@@ -53,6 +53,7 @@ QMD_FIXED = {
     "LC_ALL": "C.UTF-8",
     "NO_COLOR": "1",
     "WSL_DISTRO_NAME": "none",
+    "NODE_COMPILE_CACHE": "/cache/node",
     "HOME": "/home",
     "XDG_CACHE_HOME": "/cache",
     "QMD_CONFIG_DIR": "/config",

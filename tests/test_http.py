@@ -58,6 +58,7 @@ def shared_faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
         "MEMGW_DATA_DIR": str(folder / "data"),
         "MEMGW_QMD": str(fake_qmd.path),
         "HOME": str(folder),
+        "NODE_COMPILE_CACHE": str(folder / "node"),
         "QMD_TIMEOUT_SECONDS": "6",
     }
     with served(environ, folder) as server:

@@ -89,7 +89,7 @@ def fire(server: Server, upstream: Upstream, answers: int, disturb: Callable[[],
         while not stop.is_set():
             for branch in BRANCHES:
                 history.push(branch, files_of(branch, turn, random))
-                stop.wait(random.uniform(0.3, 1.5))
+                stop.wait(random.uniform(0.8, 2.2))
             turn += 1
 
     def client(seed: int) -> None:

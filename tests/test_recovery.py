@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -233,26 +234,57 @@ BESIDE_THE_INDEX = [name for name in DAMAGES if "worktree" in name or "mirror" i
 """Noticed only when the branch moves: the index that answers until then is not touched by them."""
 
 
+@dataclass
+class Settled:
+    """A gateway whose workspace was right a moment ago; one after the other damages it, and leaves it right."""
+
+    client: Client
+    upstream: Upstream
+    data: Path
+    files: dict[str, str]
+    pushes: int = 0
+
+    def push(self) -> None:
+        self.pushes += 1
+        changed = {"notes/3.md": f"# Changed\n\nneedle changed {self.pushes}\n"}
+        self.files |= changed
+        self.upstream.commit("main", changed)
+
+    def assert_right(self) -> None:
+        assert_right(self.client, self.upstream, self.files)
+
+
+@pytest.fixture(scope="module")
+def shared_settled(tmp_path_factory: pytest.TempPathFactory) -> Settled:
+    folder = tmp_path_factory.mktemp("settled")
+    upstream = Upstream(folder / "upstream.git")
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "GIT_REMOTE_URL": upstream.url,
+        "MEMGW_DATA_DIR": str(folder / "data"),
+    }
+    upstream.commit("main", FILES)
+    return Settled(Client(create_app(Config.load(environ), environ)), upstream, folder / "data", dict(FILES))
+
+
+@pytest.fixture
+def settled(shared_settled: Settled) -> Settled:
+    shared_settled.client.sync()
+    return shared_settled
+
+
 @pytest.mark.parametrize("name", [name for name in DAMAGES if name not in BESIDE_THE_INDEX])
-def test_the_next_answer_is_right_after(client: Client, upstream: Upstream, data: Path, name: str) -> None:
-    files = dict(FILES)
-    upstream.commit("main", files)
-    client.sync()
-    DAMAGES[name](data)
-    assert_right(client, upstream, files)
-    files["notes/3.md"] = "# Changed\n\nneedle changed\n"
-    upstream.commit("main", {"notes/3.md": files["notes/3.md"]})
-    assert_right(client, upstream, files)
+def test_the_next_answer_is_right_after(settled: Settled, name: str) -> None:
+    DAMAGES[name](settled.data)
+    settled.assert_right()
 
 
 @pytest.mark.parametrize("name", BESIDE_THE_INDEX)
-def test_a_push_after_the_damage_is_answered_right(client: Client, upstream: Upstream, data: Path, name: str) -> None:
-    upstream.commit("main", FILES)
-    client.sync()
-    DAMAGES[name](data)
-    files = FILES | {"notes/3.md": "# Changed\n\nneedle changed\n"}
-    upstream.commit("main", {"notes/3.md": files["notes/3.md"]})
-    assert_right(client, upstream, files)
+def test_a_push_after_the_damage_is_answered_right(settled: Settled, name: str) -> None:
+    DAMAGES[name](settled.data)
+    settled.push()
+    settled.assert_right()
 
 
 @pytest.mark.parametrize(
@@ -316,7 +348,7 @@ def busy_server(environ: dict[str, str], tmp_path: Path, upstream: Upstream) -> 
     """A server with a corpus whose update takes long enough to be hit in the middle."""
     corpus = {f"d/{number}.md": f"# Doc {number}\n\nneedle {'filler text ' * 50}\n" for number in range(150)}
     upstream.commit("main", corpus)
-    with served(environ, tmp_path) as server:
+    with served(environ, tmp_path, measured=False) as server:
         assert len(server.query("needle", limit=50)["results"]) == 50
         yield server
 
@@ -369,7 +401,7 @@ def test_what_a_killed_gateway_had_started_is_gone_and_its_lock_is_free(
 ) -> None:
     commit = upstream.commit("main", FILES)
     fake_qmd.does("update", "sleep 1000")
-    with served(environ, tmp_path) as server:
+    with served(environ, tmp_path, measured=False) as server:
         asking = threading.Thread(target=ask_in_vain, args=(server,))
         asking.start()
         assert until(lambda: fake_qmd.calls("update"))
@@ -386,7 +418,7 @@ def test_a_restart_makes_no_second_index_of_an_unchanged_branch(
     environ: dict[str, str], tmp_path: Path, upstream: Upstream, fake_qmd: FakeQmd
 ) -> None:
     upstream.commit("main", FILES)
-    with served(environ, tmp_path) as server:
+    with served(environ, tmp_path, measured=False) as server:
         server.query("needle")
         server.stop()
         server.restart()
@@ -444,7 +476,7 @@ def test_many_requests_after_one_push_share_the_work(
     environ: dict[str, str], tmp_path: Path, upstream: Upstream, fake_qmd: FakeQmd
 ) -> None:
     upstream.commit("main", FILES)
-    with served(environ, tmp_path) as server:
+    with served(environ, tmp_path, measured=False) as server:
         server.query("needle")
         commit = upstream.commit("main", {"notes/3.md": "# Changed\n\nneedle changed\n"})
         before = fake_qmd.calls("update")
