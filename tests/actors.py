@@ -5,6 +5,7 @@ import http.client
 import http.server
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -287,7 +288,7 @@ class FakeQmd:
         self._folder = folder
         self.path = folder / "qmd"
         real = Config.load({"GIT_REMOTE_URL": "/nowhere"}).launcher
-        self.path.write_text(FAKE_QMD.format(here=folder, real=" ".join(real)))
+        self.path.write_text(FAKE_QMD.format(here=shlex.quote(str(folder)), real=shlex.join(real)))
         self.path.chmod(0o755)
         (folder / "package.json").write_text(json.dumps({"version": "2.8.3"}))
 

@@ -212,7 +212,7 @@ def test_the_installed_node_is_the_real_one_and_new_enough() -> None:
     said = subprocess.run(
         [node, "-p", "process.versions.node + ' ' + process.execPath"], capture_output=True, text=True
     )
-    version, path = said.stdout.split()
+    version, _, path = said.stdout.rstrip("\n").partition(" ")
     assert int(version.split(".")[0]) >= 22
     assert Path(path).samefile(node)
 

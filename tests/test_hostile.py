@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import shlex
 import subprocess
 import threading
 from collections.abc import Callable
@@ -199,7 +200,7 @@ def test_a_qmd_that_is_a_script_elsewhere_tells_its_version_itself(
 ) -> None:
     wrapper = tmp_path / "bin" / "qmd"
     wrapper.parent.mkdir()
-    wrapper.write_text("#!/bin/sh\nexec " + " ".join(Config.load(environ).launcher) + ' "$@"\n')
+    wrapper.write_text("#!/bin/sh\nexec " + shlex.join(Config.load(environ).launcher) + ' "$@"\n')
     wrapper.chmod(0o755)
     environ["MEMGW_QMD"] = str(wrapper)
     upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
