@@ -37,7 +37,7 @@ smoke: install bootstrap
 	@bash bin/smoke-test.sh
 
 test: install-dev
-	$(PYTHON) -m pytest -n 2 --cov --cov-report=term
+	$(PYTHON) -m pytest -n 3 --dist worksteal --cov --cov-report=term
 
 check: install-dev
 	$(PYTHON) -m ruff check

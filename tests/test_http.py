@@ -29,7 +29,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "MEMGW_DATA_DIR": str(folder / "data"),
         "HOME": str(folder),
     }
-    with served(environ, folder) as server:
+    with served(environ, folder, workers=1) as server:
         assert server.query("alpha")["ok"]
         yield server
 
@@ -59,9 +59,9 @@ def shared_faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
         "MEMGW_QMD": str(fake_qmd.path),
         "HOME": str(folder),
         "NODE_COMPILE_CACHE": str(folder / "node"),
-        "QMD_TIMEOUT_SECONDS": "6",
+        "QMD_TIMEOUT_SECONDS": "5",
     }
-    with served(environ, folder) as server:
+    with served(environ, folder, workers=1) as server:
         yield Faulty(server, upstream, fake_qmd)
 
 
@@ -291,7 +291,7 @@ def test_a_remote_that_is_down_is_502_and_nothing_is_lost(
     environ: dict[str, str], tmp_path: Path, upstream: Upstream
 ) -> None:
     commit = upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
-    with served(environ, tmp_path) as server:
+    with served(environ, tmp_path, workers=1) as server:
         assert server.query("alpha")["commit_hash"] == commit
         away = upstream.path.rename(upstream.path.with_name("away.git"))
         assert canonical(server.request("POST", "/query", b'{"query":"alpha"}', JSON)) == (502, "remote_unreachable")
@@ -309,7 +309,7 @@ def test_a_remote_that_hangs_is_502_within_its_limit(environ: dict[str, str], tm
             "GIT_REMOTE_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/x.git",
             "MEMGW_REMOTE_TIMEOUT_SECONDS": "1",
         }
-        with served(environ, tmp_path) as server:
+        with served(environ, tmp_path, workers=1) as server:
             assert canonical(server.request("POST", "/query", b'{"query":"a"}', JSON)) == (502, "remote_unreachable")
             assert until(lambda: not [pid for worker in server.workers() for pid in children(worker)], 1)
 
@@ -330,7 +330,7 @@ def test_a_remote_that_refuses_our_password_is_502_and_the_password_is_nowhere(
         threading.Thread(target=forge.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{forge.server_address[1]}"
         environ["GIT_REMOTE_URL"] = f"http://robot:hunter%2B2secret@{address}/x.git"
-        with served(environ, tmp_path) as server:
+        with served(environ, tmp_path, workers=1) as server:
             answer = server.request("POST", "/query", b'{"query":"a"}', JSON)
             assert canonical(answer) == (502, "remote_auth_failed")
             status = server.request("GET", "/status")
@@ -394,7 +394,7 @@ def test_an_update_that_misbehaves_is_an_error_and_the_next_answer_is_right(
 def test_a_missing_qmd_is_502_and_the_rest_works(environ: dict[str, str], tmp_path: Path, upstream: Upstream) -> None:
     upstream.commit("main", {"a.md": "# A\n"})
     environ["MEMGW_QMD"] = str(tmp_path / "nothing" / "qmd.js")
-    with served(environ, tmp_path) as server:
+    with served(environ, tmp_path, workers=1) as server:
         assert canonical(server.request("POST", "/query", b'{"query":"a"}', JSON)) == (502, "engine_failed")
         assert json.loads(server.request("GET", "/status")[2])["versions"]["qmd"] is None
 
@@ -407,7 +407,7 @@ def test_a_branch_that_is_being_worked_on_for_too_long_is_503_with_retry_after(
     go_on = tmp_path / "go_on"
     fake_qmd.does("update", f'case "$*" in *ws-main*) while [ ! -f {go_on} ]; do sleep 0.05; done;; esac')
     environ["MEMGW_LOCK_TIMEOUT_SECONDS"] = "1"
-    with served(environ, tmp_path) as server:
+    with served(environ, tmp_path, workers=1) as server:
         slow: list[Any] = []
         thread = threading.Thread(target=lambda: slow.append(server.post("/query", {"query": "alpha"})))
         thread.start()
@@ -428,7 +428,7 @@ def test_an_unforeseen_error_is_500_and_logged_once_with_its_request_id(
     environ: dict[str, str], tmp_path: Path, upstream: Upstream, data: Path
 ) -> None:
     upstream.commit("main", {"a.md": "# A\n"})
-    with served(environ, tmp_path) as server:
+    with served(environ, tmp_path, workers=1) as server:
         data.rmdir()
         data.write_text("a file where the data directory was")
         answer = server.request("POST", "/query", b'{"query":"a"}', JSON)
