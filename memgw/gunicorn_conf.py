@@ -18,6 +18,7 @@ bind = _config.bind
 worker_class = "gthread"
 workers = _config.workers
 threads = _config.threads
+preload_app = True  # one import instead of one a worker: a worker that died is back at once, and memory is shared
 timeout = _config.timeout_seconds + 30
 graceful_timeout = _config.timeout_seconds + 10
 keepalive = 5
