@@ -23,8 +23,16 @@ class Deadline:
         """Seconds left, at most `cap`. Raises DeadlineExceeded when there are none."""
         left = self.started + self.seconds - monotonic()
         if left <= 0:
-            raise DeadlineExceeded(f"the request was not done within {self.seconds:g} seconds")
+            raise self.exceeded()
         return left if cap is None else min(left, cap)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing, or too little to start anything with, is left."""
+        return self.started + self.seconds - monotonic() < 0.05
+
+    def exceeded(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"the request was not done within {self.seconds:g} seconds")
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

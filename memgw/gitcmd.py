@@ -10,7 +10,6 @@ import git
 from memgw import proc
 from memgw.deadline import Deadline
 from memgw.errors import (
-    DeadlineExceeded,
     MemgwError,
     RemoteAuthFailed,
     RemoteUnreachable,
@@ -66,11 +65,7 @@ class Commands(git.Git):
 def translate(exc: ToolError, deadline: Deadline) -> MemgwError | None:
     """What a failure of any git command means, or None when it says nothing of the kinds known here."""
     if isinstance(exc, ToolTimeout):
-        try:
-            deadline.left()
-        except DeadlineExceeded as late:
-            return late
-        return None
+        return deadline.exceeded()
     if exc.disk_is_full:
         return StorageFull("no space is left where memgw keeps its data")
     return None
@@ -78,11 +73,11 @@ def translate(exc: ToolError, deadline: Deadline) -> MemgwError | None:
 
 def raise_remote(exc: ToolError, deadline: Deadline) -> NoReturn:
     """Raises what a failed conversation with the remote means."""
+    if isinstance(exc, ToolTimeout) and not deadline.is_over:
+        raise RemoteUnreachable("the remote did not answer in time") from exc
     known = translate(exc, deadline)
     if known:
         raise known from exc
-    if isinstance(exc, ToolTimeout):
-        raise RemoteUnreachable("the remote did not answer in time") from exc
     if isinstance(exc, ToolMissing):
         raise RemoteUnreachable("git can't be started") from exc
     if _AUTH.search(exc.stderr):

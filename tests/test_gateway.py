@@ -86,14 +86,22 @@ def test_a_remote_of_sha256_objects_is_refused_with_a_word(environ: dict[str, st
     assert "SHA-1" in answer["detail"]
 
 
-def test_without_time_or_git_the_mirror_says_which(client: Client, upstream: Upstream, data: Path) -> None:
+def test_without_time_or_git_the_mirror_says_which(client: Client, upstream: Upstream, tmp_path: Path) -> None:
     upstream.commit("main", {"a.md": "# A\n"})
     client.sync()
     mirror = client.app.extensions["memgw"].mirror
     with pytest.raises(DeadlineExceeded):
         mirror.ask(Branch("main"), Deadline(0))
-    with pytest.raises(DeadlineExceeded):
-        mirror.tip(Branch("main"), Deadline(0.001))
+    slow = tmp_path / "slow" / "git"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    path, mirror.env["PATH"] = mirror.env["PATH"], f"{slow.parent}:{mirror.env['PATH']}"
+    for ask in (mirror.tip, mirror.ask):
+        with pytest.raises(DeadlineExceeded):
+            ask(Branch("main"), Deadline(0.3))
+    mirror.env["PATH"] = path
+    assert mirror.sound(Deadline(60))
     mirror.env["PATH"] = "/nowhere"
     with pytest.raises(RemoteUnreachable, match="git can't be started"):
         mirror.ask(Branch("main"), Deadline(5))
