@@ -130,20 +130,30 @@ def logs(config: Config) -> int:
 
 
 def ready_to_start(config: Config) -> bool:
-    """Makes the folders and looks whether the ports are free, so that a start can't half succeed."""
+    """Makes the folders and looks whether the gateway's port is free, so that a start can't half succeed.
+
+    Without a port for it, qmd's MCP server stays away until there is one; nothing else needs it.
+    """
     for name in ("logs", "run"):
         (config.data_dir / name).mkdir(parents=True, exist_ok=True)
-    free = True
-    for name, host, port in (("MEMGW_BIND", *address(config)), ("MEMGW_MCP_PORT", "127.0.0.1", config.mcp_port)):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as exc:
-                print(f"memgw: {name}: can't listen on {host}:{port}: {exc.strerror}", file=sys.stderr)
-                free = False
-    return free
+    if why := taken("127.0.0.1", config.mcp_port):
+        print(f"memgw: MEMGW_MCP_PORT: {why}: going on without qmd's MCP server", file=sys.stderr)
+    if why := taken(*address(config)):
+        print(f"memgw: MEMGW_BIND: {why}", file=sys.stderr)
+        return False
+    return True
+
+
+def taken(host: str, port: int) -> str | None:
+    """Why we can't listen there, or None."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            return f"can't listen on {host}:{port}: {exc.strerror}"
+    return None
 
 
 def supervisord(config: Config, *options: str) -> list[str]:

@@ -186,6 +186,11 @@ def test_a_taken_port_and_wrong_settings_are_told_in_a_line_each(stack: Stack) -
         1,
         f"memgw: MEMGW_BIND: can't listen on 127.0.0.1:{stack.port}: Address already in use\n",
     )
+    with socket.create_server(("127.0.0.1", stack.mcp_port)):  # of this one, only MCP has need
+        started = stack.do("up")
+        assert (started.returncode, answers_right(stack)) == (0, True)
+        assert "going on without qmd's MCP server" in started.stderr
+        stack.do("down")
     stack.environ |= {"QMD_TIMEOUT_SECONDS": "soon", "MEMGW_BIND": "8787"}
     wrong = stack.do("up")
     assert wrong.returncode == 2
