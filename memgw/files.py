@@ -30,9 +30,11 @@ def replace(path: Path, text: str) -> None:
 def remove_leftovers(path: Path) -> None:
     """Removes what killed `replace`s of `path` left; one at work takes no ten minutes."""
     leftover = re.compile(rf"\.{re.escape(path.name)}\.\w+")
-    for entry in os.scandir(path.parent) if path.parent.is_dir() else ():
-        if leftover.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < time() - 600:
-            remove(Path(entry.path))
+    for name in os.listdir(path.parent) if path.parent.is_dir() else ():
+        if leftover.fullmatch(name):
+            with suppress(FileNotFoundError):  # its writer has just renamed it
+                if (path.parent / name).lstat().st_mtime < time() - 600:
+                    remove(path.parent / name)
 
 
 def ensure(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -210,6 +211,26 @@ def test_what_a_killed_replace_leaves_is_known_as_its_leftover(folder: Path) -> 
     os.utime(folder / left, (0, 0))
     files.remove_leftovers(file)
     assert names(folder) == []
+
+
+def test_leftovers_are_looked_for_beside_writers_at_work(folder: Path) -> None:
+    file, stop = folder / "ws.json", threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            files.replace(file, "text")
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(3000):
+            files.remove_leftovers(file)
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert names(folder) == ["ws.json"]
 
 
 def test_leftovers_in_a_folder_that_is_not_there_are_no_error(folder: Path) -> None:
