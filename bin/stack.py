@@ -114,7 +114,7 @@ def down(config: Config) -> int:
             continue
         found = True
         os.kill(pid, signal.SIGTERM)
-        if not until(lambda pid=pid, name=name, sign=sign: process(run / f"{name}.pid", sign) != pid, limit):  # type: ignore[misc]
+        if not until(lambda pid=pid, sign=sign: not lives(pid, sign), limit):  # type: ignore[misc]
             print(f"memgw: process {pid} ({name}) does not end", file=sys.stderr)
             return 1
     print("memgw: stopped" if found else "memgw: was not running")
@@ -185,15 +185,23 @@ def process(pid_file: Path, sign: str) -> int | None:
     """The process of a pid file, if it lives and its command line shows that it is ours."""
     try:
         pid = int(pid_file.read_text())
-        os.kill(pid, 0)
     except (OSError, ValueError):
         return None
+    return pid if lives(pid, sign) else None
+
+
+def lives(pid: int, sign: str) -> bool:
+    """Whether the process is there; a pid file goes a moment earlier."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
-        return pid if not Path("/proc/self").exists() else None
-    return pid if sign in command and state != "Z" else None
+        return not Path("/proc/self").exists()
+    return sign in command and state != "Z"
 
 
 def until(condition: Callable[[], Any], seconds: float) -> bool:
