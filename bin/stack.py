@@ -168,6 +168,7 @@ def variables(config: Config) -> dict[str, str]:
         "MEMGW_PYTHON": sys.executable,
         "MEMGW_DATA_DIR": str(config.data_dir),
         "MEMGW_STOP_SECONDS": str(stop_seconds(config)),
+        "MEMGW_HOST": "true" if config.engine != "cli" and config.qmd.suffix == ".js" else "false",
     }
 
 

@@ -11,13 +11,15 @@ from flask import Flask, Response, g, request
 
 from memgw import logs, problems
 from memgw.config import Config
+from memgw.engine import Engine
 from memgw.errors import WorkspaceBusy
 from memgw.gateway import Gateway
+from memgw.host import Host, QmdAuto, QmdHost
+from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
 from memgw.qmd import QmdCli
 from memgw.status import Status
 from memgw.views import bp
-from memgw.workspace import Layout, UpdateOn
 
 SPARE_THREADS = 4
 
@@ -43,6 +45,7 @@ def create_gateway(config: Config, environ: Mapping[str, str]) -> Gateway:
         update_on=UpdateOn(config.update_on),
         embed_model=config.embed_model,
         lock_timeout=config.lock_timeout_seconds,
+        default_branch=config.default_branch,
     )
     mirror = Mirror(
         config.data_dir,
@@ -51,8 +54,20 @@ def create_gateway(config: Config, environ: Mapping[str, str]) -> Gateway:
         remote_timeout=config.remote_timeout_seconds,
         lock_timeout=config.lock_timeout_seconds,
     )
-    engine = QmdCli(config.launcher, config.data_dir, {**environ, **config.gpu}, config.models)
-    return Gateway(layout, mirror, engine)
+    return Gateway(layout, mirror, create_engine(config, environ))
+
+
+def create_engine(config: Config, environ: Mapping[str, str]) -> Engine:
+    """The one that QMD_ENGINE says."""
+    cli = create_cli(config, environ)
+    if config.engine == "cli":
+        return cli
+    host = QmdHost(Host(config.host_socket), cli, cli.settings)
+    return host if config.engine == "host" else QmdAuto(host, cli)
+
+
+def create_cli(config: Config, environ: Mapping[str, str]) -> QmdCli:
+    return QmdCli(config.launcher, config.data_dir, {**environ, **config.gpu}, config.models)
 
 
 def create_app(config: Config, environ: Mapping[str, str]) -> Flask:

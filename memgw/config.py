@@ -12,7 +12,7 @@ from dotenv import dotenv_values
 
 from memgw.branch import Branch
 from memgw.errors import InvalidBranch
-from memgw.workspace import UpdateOn
+from memgw.layout import UpdateOn
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout: `.env` and relative paths are looked for here, wherever the process was started."""
@@ -112,6 +112,7 @@ class Config:
     timeout_seconds: int = _setting("QMD_TIMEOUT_SECONDS", _between(1, 86_400), 300)
     index_prefix: str = _setting("QMD_INDEX_PREFIX", _prefix, "ws")
     update_on: str = _setting("QMD_UPDATE_ON_LATEST_QUERY", _one_of(*UpdateOn), "true")
+    engine: str = _setting("QMD_ENGINE", _one_of("auto", "host", "cli"), "auto")
     embed_on_change: bool = _setting("QMD_EMBED_ON_CHANGE", _flag, True)
     embed_model: str = _setting("QMD_EMBED_MODEL_URI", _text, "")
     rerank_model: str = _setting("QMD_RERANK_MODEL_URI", _text, "")
@@ -164,6 +165,11 @@ class Config:
             "NVIDIA_VISIBLE_DEVICES": self.nvidia_visible_devices,
         }
         return {name: value for name, value in named.items() if value}
+
+    @property
+    def host_socket(self) -> Path:
+        """Where the warm host listens."""
+        return self.data_dir / "run" / "qmd-host.sock"
 
     @property
     def launcher(self) -> list[str]:

@@ -43,9 +43,24 @@ def readable(path: str) -> bool:
     return not _UNREADABLE.search(path)
 
 
-def content_hash(blob: bytes) -> str | None:
-    """qmd's hash of a document's content, 64 hex digits; None for a blank one, which qmd passes over."""
-    text = blob.decode("utf-8", "replace")
-    if not text.strip(_JS_SPACE):
-        return None
+def wanted(path: str) -> bool:
+    """Whether a regular file of this path is a document."""
+    *folders, name = path.split("/")
+    return wanted_file(name) and all(map(wanted_folder, folders))
+
+
+def text(blob: bytes) -> str | None:
+    """What qmd reads of a document; None for a blank one, which it passes over."""
+    decoded = blob.decode("utf-8", "replace")
+    return decoded if decoded.strip(_JS_SPACE) else None
+
+
+def text_hash(text: str) -> str:
+    """qmd's hash of a document's text, 64 hex digits."""
     return sha256(text.encode()).hexdigest()
+
+
+def content_hash(blob: bytes) -> str | None:
+    """The hash of a document's content; None for a blank one."""
+    read = text(blob)
+    return None if read is None else text_hash(read)

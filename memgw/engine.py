@@ -1,5 +1,6 @@
 """What memgw asks of a search engine. `QmdCli` is the reference; a faster one has to give the same answers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -39,6 +40,14 @@ class Question:
     min_score: float = 0.0
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Documents that go, by path, and documents that come or change: path and text."""
+
+    gone: list[str]
+    put: list[tuple[str, str]]
+
+
 class Engine(Protocol):
     """All calls raise EngineFailed, EngineBadOutput, StorageFull or DeadlineExceeded, and nothing else."""
 
@@ -52,6 +61,16 @@ class Engine(Protocol):
     def update(self, place: Place, deadline: Deadline, held: int) -> None:
         """Brings the index to the worktree's files, making it when there is none. A writer: `held` is the
         descriptor of the workspace lock."""
+        ...
+
+    @property
+    def incremental(self) -> bool:
+        """Whether `apply` can be used now."""
+        ...
+
+    def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
+        """Brings changes into the index, making it when there is none; takes from `batches` as it goes. A writer: what
+        it leaves when it fails, or when we are killed meanwhile, is worth nothing."""
         ...
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:

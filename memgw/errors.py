@@ -8,7 +8,8 @@
     ├── RemoteAuthFailed        the remote refused our credentials
     ├── CommitUnusable          the newest commit can't be laid out as files
     ├── EngineFailed            qmd crashed or refused
-    │   └── EngineMissing       …: it is not installed, or can't be started
+    │   ├── EngineMissing       …: it is not installed, or can't be started
+    │   └── HostAway            …: the warm host does not answer
     ├── EngineBadOutput         qmd printed something that is not its format
     ├── WorkspaceBusy           another request holds the workspace for too long
     ├── DeadlineExceeded        the time of the request is used up
@@ -66,6 +67,9 @@ class EngineFailed(MemgwError): ...
 
 
 class EngineMissing(EngineFailed): ...
+
+
+class HostAway(EngineFailed): ...
 
 
 class EngineBadOutput(MemgwError): ...

@@ -1,7 +1,7 @@
 """One request from question to answer. This module is the story (DESIGN.md §2); others know how each step is done."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -17,10 +17,13 @@ from memgw.errors import (
     MirrorDamaged,
     storage_full_translated,
 )
-from memgw.mirror import Change, Mirror
+from memgw.layout import Layout, UpdateOn
+from memgw.mirror import Mirror
+from memgw.objects import Difference
 from memgw.results import Hit
 from memgw.state import Stamp, now
-from memgw.workspace import Held, Layout, UpdateOn, Workspace
+from memgw.syncing import Syncer
+from memgw.workspace import Held, Workspace
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,20 @@ class Answer:
     degraded: list[Degraded]
     command: list[str]
     bodies: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """How many files differ between two commits; a rename counts as one deleted and one added."""
+
+    added: int
+    modified: int
+    deleted: int
+
+    @classmethod
+    def of(cls, differences: Iterable[Difference]) -> "Change":
+        kinds = [(item.old is not None, item.new is not None) for item in differences]
+        return cls(kinds.count((False, True)), kinds.count((True, True)), kinds.count((True, False)))
 
 
 @dataclass(frozen=True)
@@ -107,12 +124,11 @@ class Gateway:
             fresh = self._fresh(workspace, deadline)
             commit, previous = fresh.stamp.commit, before.commit if before else None
             if previous == commit:
-                change: Change | None = Change(0, 0, 0)
-            else:
-                change = self.mirror.change(previous, commit, deadline)
-            if change is None:  # the old commit is not in the mirror any more
-                previous, change = None, self.mirror.change(None, commit, deadline)
-            return Report(workspace, fresh, previous, change or Change(0, 0, 0), _skipped(fresh.stamp))
+                return Report(workspace, fresh, previous, Change(0, 0, 0), _skipped(fresh.stamp))
+            differences = self.mirror.objects.differences(previous, commit, deadline)
+            if differences is None:  # the old commit is not in the mirror any more
+                previous, differences = None, self.mirror.objects.differences(None, commit, deadline)
+            return Report(workspace, fresh, previous, Change.of(differences or ()), _skipped(fresh.stamp))
 
     def workspace(self, branch: Branch) -> Workspace:
         """Makes nothing on disk."""
@@ -132,7 +148,7 @@ class Gateway:
                     asked_at, tip = now(), self.mirror.ask(workspace.branch, deadline)
                     stamp = workspace.proven(tip)
                 if not stamp:
-                    stamp, asked_at = workspace.bring(tip, asked_at, hold)
+                    stamp, asked_at = Syncer(workspace, hold).bring(tip, asked_at)
         workspace.record.note_asked(asked_at, stamp.commit)
         return Fresh(stamp, asked_at, asked=True)
 
@@ -143,7 +159,7 @@ class Gateway:
             with suppress(MirrorDamaged), workspace.hold(deadline, held) as hold:
                 stamp = workspace.proven()
                 if not stamp and (tip := self.mirror.tip(workspace.branch, deadline)):
-                    stamp, _ = workspace.bring(tip, state.synced_at, hold)
+                    stamp, _ = Syncer(workspace, hold).bring(tip, state.synced_at)
         if not stamp:
             return None
         return Fresh(stamp, workspace.synced_at() or now(), asked=False)

@@ -5,6 +5,7 @@ qmd's exit status proves little, so that this module reads its SQLite file (tabl
 """
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -80,16 +81,42 @@ class IndexFolder:
     def bodies(self, file: str, paths: Sequence[str]) -> dict[str, str]:
         """The whole text of documents, by path. Raises IndexDamaged when one is not there."""
         with self._open(file) as db:
-            marks = ", ".join("?" * len(paths))
             rows = db.execute(
                 "SELECT path, doc FROM documents JOIN content USING (hash)"  # noqa: S608  only marks are put in
-                f" WHERE collection = ? AND active = 1 AND path IN ({marks})",
+                f" WHERE collection = ? AND active = 1 AND path IN ({_marks(paths)})",
                 (COLLECTION, *paths),
             )
             found = dict(rows)
         if len(found) != len(set(paths)):
             raise IndexDamaged("a document of the index has no content")
         return found
+
+    def hashes(self, file: str, paths: Sequence[str]) -> dict[str, str]:
+        """Path → content hash of those of `paths` that the index has. Raises IndexDamaged."""
+        found: dict[str, str] = {}
+        with self._open(file) as db:
+            for some in _portions(paths):
+                rows = db.execute(
+                    "SELECT path, hash FROM documents JOIN documents_fts_docsize USING (id) JOIN content USING (hash)"  # noqa: S608
+                    f" WHERE collection = ? AND active = 1 AND path IN ({_marks(some)})",
+                    (COLLECTION, *some),
+                )
+                found.update(rows)
+        return found
+
+    def count_texts(self, file: str) -> int:
+        """How many rows the text index has. Raises IndexDamaged."""
+        with self._open(file) as db:
+            return _number(db, "SELECT count(*) FROM documents_fts_docsize")
+
+    def adopt(self, source: Path) -> str:
+        """Copies another workspace's index here, for a start, and returns its name. Raises IndexDamaged."""
+        file = self.new_file()
+        try:
+            shutil.copyfile(source, self.path / file)
+        except FileNotFoundError as exc:
+            raise IndexDamaged("the index to start from is gone") from exc
+        return file
 
     def check(self, file: str, wanted: Mapping[str, str], *, deep: bool = False) -> set[str]:
         """Compares the index with `wanted` (path → content hash) and returns the paths that it lacks.
@@ -136,6 +163,15 @@ class IndexFolder:
             if "disk is full" in str(exc):
                 raise StorageFull("no space is left where memgw keeps its data") from exc
             raise IndexDamaged("the index can't be read") from exc
+
+
+def _portions(values: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
+    """SQLite takes a bounded number of parameters."""
+    return (values[at : at + size] for at in range(0, len(values), size))
+
+
+def _marks(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _number(db: sqlite3.Connection, sql: str, *values: str) -> int:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 from uuid import uuid4
@@ -14,9 +13,7 @@ from memgw.deadline import Deadline
 from memgw.environ import for_git
 from memgw.errors import BranchNotFound, MirrorDamaged, RemoteUnreachable, ToolError, ToolFailed
 from memgw.gitcmd import Commands, raise_remote, translate
-
-EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
-"""Git knows this object without having it: the tree of a commit with no files."""
+from memgw.objects import Objects
 
 _OID = re.compile(rb"[0-9a-f]{40}")
 
@@ -64,15 +61,6 @@ _SETTINGS = """\
 """
 
 
-@dataclass(frozen=True)
-class Change:
-    """How many files differ between two commits."""
-
-    added: int
-    modified: int
-    deleted: int
-
-
 class Mirror:
     """`<data>/git-mirror/repo.git`. Takes the mirror lock by itself, always inside a workspace's."""
 
@@ -100,6 +88,7 @@ class Mirror:
         if own := environ.get("GIT_CONFIG_GLOBAL"):
             self._includes = [f"    path = {_quoted(Path(own))}"]
         self.env = for_git(environ, self._settings, data)
+        self.objects = Objects(self.path, self.env)
 
     def ask(self, branch: Branch, deadline: Deadline) -> str:
         """The commit that the remote has for `branch` at some moment during this call; read only, no lock.
@@ -172,21 +161,6 @@ class Mirror:
         if tip is None:
             raise MirrorDamaged("the mirror lost what was just fetched")
         return tip
-
-    def change(self, old: str | None, new: str, deadline: Deadline) -> Change | None:
-        """Counts files between two commits (renames count as deleted and added; from nothing when `old` is
-        None). None when the mirror no longer has `old`."""
-        try:
-            out: bytes = self._git(deadline).diff_tree(
-                "-r", "-z", "--no-renames", "--name-status", "--end-of-options", old or EMPTY_TREE, new
-            )
-        except ToolError as exc:
-            if old is not None and isinstance(exc, ToolFailed):
-                return None
-            raise translate(exc, deadline) or MirrorDamaged("the mirror can't compare commits") from exc
-        kinds = out.split(b"\0")[:-1:2]
-        added, deleted = kinds.count(b"A"), kinds.count(b"D")
-        return Change(added, len(kinds) - added - deleted, deleted)
 
     def prepare(self, deadline: Deadline) -> None:
         """Makes the mirror when there is none, and its settings as they have to be."""

@@ -21,6 +21,7 @@ TABLE: dict[type[errors.MemgwError], tuple[int, str]] = {
     errors.CommitUnusable: (502, "commit_unusable"),
     errors.EngineFailed: (502, "engine_failed"),
     errors.EngineMissing: (502, "engine_failed"),
+    errors.HostAway: (502, "engine_failed"),
     errors.EngineBadOutput: (502, "engine_bad_output"),
     errors.WorkspaceBusy: (503, "workspace_busy"),
     errors.DeadlineExceeded: (504, "deadline_exceeded"),

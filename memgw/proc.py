@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from shutil import which
 from time import monotonic, sleep
+from typing import NoReturn
 
 from memgw.errors import ToolFailed, ToolMissing, ToolOutputTooLarge, ToolTimeout
 
@@ -78,6 +79,18 @@ def start(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Process:
     prefix = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
     try:
         return subprocess.Popen([*prefix, *argv], cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
+    except OSError as exc:
+        raise ToolMissing(f"can't be started: {exc}", list(argv)) from exc
+
+
+def become(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> NoReturn:
+    """Goes on as another program, under the same process id; raises ToolMissing. It ends with our parent where the
+    machine has setpriv."""
+    setpriv = _setpriv()
+    command = [*([setpriv, "--pdeathsig", "TERM"] if setpriv else []), *argv]
+    try:
+        os.chdir(cwd)
+        os.execvpe(command[0], command, dict(env))  # noqa: S606  no shell is what we want
     except OSError as exc:
         raise ToolMissing(f"can't be started: {exc}", list(argv)) from exc
 

@@ -3,14 +3,14 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import BoundedSemaphore
 
 from memgw import documents, files, proc
 from memgw.deadline import Deadline
-from memgw.engine import Place, QueryType, Question
+from memgw.engine import Batch, Place, QueryType, Question
 from memgw.environ import for_qmd
 from memgw.errors import (
     DeadlineExceeded,
@@ -43,6 +43,7 @@ class QmdCli:
     """Runs `qmd`, one process a call. `launcher` is the beginning of its command line."""
 
     query_types = frozenset({QueryType.SEARCH})
+    incremental = False
 
     def __init__(
         self, launcher: Sequence[str], data: Path, environ: Mapping[str, str], models: Mapping[str, str]
@@ -56,15 +57,17 @@ class QmdCli:
 
     def version(self) -> str:
         """From package.json above the script, else what `qmd --version` says. Raises EngineMissing."""
-        script = Path(self._launcher[-1])
-        for folder in script.resolve().parents:
-            try:
-                return str(json.loads((folder / "package.json").read_text("utf-8"))["version"])
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError, KeyError, TypeError) as exc:
-                raise EngineMissing("the search engine is not installed properly") from exc
-        return self._said_version
+        if self._package is None:
+            return self._said_version
+        try:
+            return str(json.loads(self._package.read_bytes())["version"])
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise EngineMissing("the search engine is not installed properly") from exc
+
+    @cached_property
+    def _package(self) -> Path | None:
+        places = (folder / "package.json" for folder in Path(self._launcher[-1]).resolve().parents)
+        return next((place for place in places if place.is_file()), None)
 
     @cached_property
     def _said_version(self) -> str:
@@ -83,6 +86,9 @@ class QmdCli:
         """`qmd update`: reads and hashes every file."""
         self._run(place, ["update"], deadline, (held,))
 
+    def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
+        raise EngineFailed("the command line has no way to take changes")
+
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         """`qmd search --json`: BM25, terms joined by AND."""
         if not self._searches.acquire(timeout=deadline.left()):
@@ -98,12 +104,12 @@ class QmdCli:
 
     def serve_mcp(self, place: Place, port: int) -> proc.Process:
         """Starts `qmd mcp --http` on loopback; it reads the index as it goes and stays until it is ended."""
-        self._write_config(place)
+        self.settings(place)
         command = [*self._launcher, "--index", place.index, "mcp", "--http", "--host", "127.0.0.1"]
         return proc.start([*command, "--port", str(port)], cwd=self._home(), env=self._env(place.folder / place.file))
 
     def _run(self, place: Place, command: Sequence[str], deadline: Deadline, keep_open: tuple[int, ...] = ()) -> bytes:
-        self._write_config(place)
+        self.settings(place)
         try:
             return proc.run(
                 [*self._launcher, "--index", place.index, *command],
@@ -121,14 +127,22 @@ class QmdCli:
         files.make_folder(home)
         return home
 
+    def host_env(self) -> dict[str, str]:
+        """The environment of the warm host: the same qmd, for all indexes."""
+        names = {"embed": "QMD_EMBED_MODEL", "generate": "QMD_GENERATE_MODEL", "rerank": "QMD_RERANK_MODEL"}
+        return self._env(self._cache / "none") | {name: self._models[role] for role, name in names.items()}
+
     def _env(self, index: Path) -> dict[str, str]:
         return for_qmd(self._environ, home=self._home(), cache=self._cache, config=self._config, index=index)
 
-    def _write_config(self, place: Place) -> None:
-        """One collection over the worktree. JSON is YAML; written only when it differs, so mostly only read."""
+    def settings(self, place: Place) -> Path:
+        """qmd's config file, brought up to date: one collection over the worktree. JSON is YAML; written only when it
+        differs, so mostly only read."""
         collection = {"path": str(place.worktree), "pattern": documents.PATTERN}
         text = json.dumps({"collections": {COLLECTION: collection}, "models": self._models}, indent=2)
-        files.ensure(self._config / f"{place.index}.yml", text + "\n")
+        path = self._config / f"{place.index}.yml"
+        files.ensure(path, text + "\n")
+        return path
 
 
 def _search(question: Question) -> list[str]:

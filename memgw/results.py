@@ -39,10 +39,19 @@ def parse_hits(output: bytes, index: str, collection: str) -> list[Hit]:
     """Reads the output of `qmd search --json`. Raises EngineBadOutput for anything that is not exactly that."""
     try:
         rows = json.loads(output)
+    except (ValueError, RecursionError) as exc:
+        raise EngineBadOutput("the search engine's answer could not be read") from exc
+    return read_hits(rows, f"qmd://{collection}/", f"?index={index}")
+
+
+def read_hits(rows: Any, before: str, after: str) -> list[Hit]:
+    """Reads hits in the form of `qmd search --json`, whose files stand between `before` and `after`. Raises
+    EngineBadOutput for anything that is not exactly that."""
+    try:
         if not isinstance(rows, list):
             raise TypeError("not a list")
-        return [_hit(row, f"qmd://{collection}/", f"?index={index}") for row in rows]
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as exc:
+        return [_hit(row, before, after) for row in rows]
+    except (ValueError, TypeError, KeyError, OverflowError) as exc:
         raise EngineBadOutput("the search engine's answer could not be read") from exc
 
 
@@ -56,7 +65,7 @@ def _hit(row: Any, before: str, after: str) -> Hit:
     if not (0 <= score <= 1 and line >= 1 and _DOCID.fullmatch(docid)):
         raise ValueError("a number out of range")
     return Hit(
-        path=file[len(before) : -len(after)],
+        path=file[len(before) : len(file) - len(after)],
         docid=docid,
         title=shorten(_text(row["title"]), TITLE_BYTES),
         score=score,

@@ -1,16 +1,26 @@
 """One detached worktree of the mirror: the files of one commit, byte for byte."""
 
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha1
 from pathlib import Path
 
 from memgw import documents, files
 from memgw.deadline import Deadline
-from memgw.errors import ToolError, WorktreeDamaged
+from memgw.errors import FULL, ToolError, WorktreeDamaged
 from memgw.gitcmd import Commands, translate
 from memgw.mirror import Mirror
+from memgw.objects import Difference, Side
+
+_FEW = 500
+"""Above that Git is as fast."""
+
+_EXECUTABLE, _SYMLINK, _SUBMODULE = "100755", "120000", "160000"
+
+_NOT_PLAIN = re.compile(r"(^|/)(\.{0,2}|\.git|git~\d+)(/|$)|\\", re.IGNORECASE)
 
 
 class Worktree:
@@ -42,6 +52,35 @@ class Worktree:
             except ToolError as exc:
                 raise translate(exc, deadline) or WorktreeDamaged("the files can't be brought to it") from exc
 
+    def apply(self, differences: Sequence[Difference], old: str, new: str, deadline: Deadline) -> int:
+        """Brings the files from `old` to `new` at the cost of the differences alone; returns how many bytes they grew.
+
+        For a worktree that `align` made: what else may be wrong in it stays as it is, and Git's own index stays behind;
+        the next `align` sees to both. Raises WorktreeDamaged when only that can do it.
+        """
+        with deadline.step("align"):
+            admin = self._admin()
+            if admin is None or self.head() != old or len(differences) > _FEW:
+                raise WorktreeDamaged("it is not as it was left")
+            if any(side and side.mode == _SUBMODULE for item in differences for side in (item.old, item.new)):
+                raise WorktreeDamaged("submodules are Git's own matter")
+            if any(_NOT_PLAIN.search(item.path) for item in differences):
+                raise WorktreeDamaged("a name that is Git's to judge")
+            try:
+                grown = -sum(self._take_away(item.path) for item in differences if item.old)
+                sides = {item.path: item.new for item in differences if item.new}
+                objects, blobs = self._mirror.objects, [side.blob for side in sides.values()]
+                for contents in objects.contents(blobs, objects.sizes(blobs, deadline), deadline):
+                    for path, side in sides.items():
+                        if side.blob in contents:
+                            grown += self._put(path, side, contents[side.blob])
+                files.replace(admin / "HEAD", f"{new}\n")
+            except OSError as exc:
+                if exc.errno in FULL:
+                    raise
+                raise WorktreeDamaged("the files can't be brought to it") from exc
+            return grown
+
     def remove(self) -> None:
         """Throws the worktree away; the next `align` makes it again."""
         files.remove(self.path)
@@ -54,7 +93,7 @@ class Worktree:
         Raises WorktreeDamaged when a file differs or is missing.
         """
         found: dict[str, str] = {}
-        for path, (oid, size) in self._blobs(commit, deadline, held).items():
+        for path, (oid, size) in self._mirror.objects.documents(commit, deadline).items():
             deadline.left()
             if size > documents.MAX_BYTES or not documents.readable(path):
                 (self.path / path).unlink(missing_ok=True)
@@ -69,6 +108,36 @@ class Worktree:
                 found[path] = content_hash
         return found
 
+    def _take_away(self, path: str) -> int:
+        """Removes a file, and the folders that it leaves empty; returns how many bytes it had."""
+        file = self.path / path
+        self._must_be_inside(file)
+        size = file.lstat().st_size
+        file.unlink()
+        for folder in file.relative_to(self.path).parents[:-1]:
+            with suppress(OSError):
+                (self.path / folder).rmdir()
+        return size
+
+    def _put(self, path: str, side: Side, content: bytes) -> int:
+        file = self.path / path
+        self._must_be_inside(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if side.mode == _SYMLINK:
+            if b"\0" in content:
+                raise WorktreeDamaged("a link that can't be")
+            os.symlink(content, os.fsencode(file))
+        else:
+            mode = 0o777 if side.mode == _EXECUTABLE else 0o666
+            with open(file, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)) as out:
+                out.write(content)
+        return len(content)
+
+    def _must_be_inside(self, file: Path) -> None:
+        """A link where a folder should be could lead anywhere."""
+        if any((self.path / folder).is_symlink() for folder in file.relative_to(self.path).parents[:-1]):
+            raise WorktreeDamaged("a link in the place of a folder")
+
     def _read(self, path: str) -> bytes:
         """A regular file's content, whatever else may be there by its name."""
         try:
@@ -78,14 +147,6 @@ class Worktree:
                 return file.read(documents.MAX_BYTES + 1)
         except OSError as exc:
             raise WorktreeDamaged("a file of the commit can't be read") from exc
-
-    def _blobs(self, commit: str, deadline: Deadline, held: int) -> dict[str, tuple[str, int]]:
-        """Path (surrogate-escaped) → blob and size of each regular file whose name makes it a document."""
-        try:
-            listing: bytes = self._git(deadline, held).ls_tree("-r", "-z", "-l", "--full-tree", commit)
-        except ToolError as exc:
-            raise translate(exc, deadline) or WorktreeDamaged("the commit can't be listed") from exc
-        return dict(_regular_documents(listing))
 
     def _add(self, commit: str, deadline: Deadline, held: int) -> None:
         files.remove(self.path)
@@ -132,15 +193,3 @@ class Worktree:
 def _open_plainly(path: str, flags: int) -> int:
     """Follows no link and waits for nobody."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def _regular_documents(listing: bytes) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Takes `git ls-tree -r -z -l` apart: `<mode> <type> <object> <size>\\t<path>\\0`."""
-    for entry in listing.split(b"\0")[:-1]:
-        meta, _, raw = entry.partition(b"\t")
-        mode, _, oid, size = meta.decode("ascii").split()
-        path = os.fsdecode(raw)
-        *folders, name = path.split("/")
-        regular = mode.startswith("100")
-        if regular and documents.wanted_file(name) and all(map(documents.wanted_folder, folders)):
-            yield path, (oid, int(size))

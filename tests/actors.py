@@ -266,6 +266,44 @@ def git_http(upstream: Upstream) -> Iterator[GitHttp]:
         server.shutdown()
 
 
+class WarmHost:
+    """A running warm host. It can serve any index, so that one does for many data directories."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
+        self.socket = folder / "run" / "qmd-host.sock"
+        self._log = folder / "host.log"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "memgw.hostd"],
+                cwd=ROOT,
+                env={**environ, "GIT_REMOTE_URL": "/nowhere", "MEMGW_DATA_DIR": str(folder)},
+                stdout=log,
+                stderr=log,
+            )
+        assert until(lambda: self.answers() or self.process.poll() is not None, 30), self.log()
+        assert self.process.poll() is None, self.log()
+
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+            return True
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def serve(self, data: Path) -> None:
+        """Lets the gateways of a data directory find it."""
+        (data / "run").mkdir(parents=True, exist_ok=True)
+        (data / "run" / self.socket.name).symlink_to(self.socket)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(30)
+
+
 FAKE_QMD = """\
 #!/bin/sh
 # The real qmd, unless a file beside this script tells it to misbehave: <command> holds what to do instead.

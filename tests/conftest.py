@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from flask.testing import FlaskClient
 
 from memgw.app import create_app
 from memgw.config import Config
-from tests.actors import FakeQmd, Server, Upstream, served
+from tests.actors import FakeQmd, Server, Upstream, WarmHost, served
 
 
 @pytest.fixture(autouse=True)
@@ -37,16 +38,29 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.fixture(scope="session")
+def warm_host() -> Iterator[WarmHost]:
+    """One for all tests of this process."""
+    with TemporaryDirectory(prefix="memgw") as folder:  # not pytest's own: a socket's address is short
+        host = WarmHost(os.environ, Path(folder))
+        yield host
+        host.stop()
+
+
 @pytest.fixture
-def environ(upstream: Upstream, data: Path) -> dict[str, str]:
-    """The environment of a gateway over `upstream`."""
-    return {**os.environ, "GIT_REMOTE_URL": upstream.url, "MEMGW_DATA_DIR": str(data)}
+def environ(upstream: Upstream, data: Path, warm_host: WarmHost) -> dict[str, str]:
+    """The environment of a gateway over `upstream`, with a warm host unless TEST_ENGINE=cli."""
+    engine = os.environ.get("TEST_ENGINE", "auto")
+    if engine != "cli":
+        warm_host.serve(data)
+    return {**os.environ, "GIT_REMOTE_URL": upstream.url, "MEMGW_DATA_DIR": str(data), "QMD_ENGINE": engine}
 
 
 @pytest.fixture
 def fake_qmd(tmp_path: Path, environ: dict[str, str]) -> FakeQmd:
     """Takes the place of qmd; behaves until told otherwise."""
     fake = FakeQmd(tmp_path / "fake")
+    environ["QMD_ENGINE"] = "cli"
     environ["MEMGW_QMD"] = str(fake.path)
     return fake
 

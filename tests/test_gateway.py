@@ -10,6 +10,7 @@ from memgw.branch import Branch
 from memgw.config import Config, ConfigError, environment
 from memgw.deadline import Deadline
 from memgw.errors import DeadlineExceeded, MirrorDamaged, RemoteUnreachable
+from memgw.objects import Objects
 from tests.actors import FakeQmd, Upstream
 from tests.conftest import Client
 
@@ -108,7 +109,7 @@ def test_without_time_or_git_the_mirror_says_which(client: Client, upstream: Ups
     with pytest.raises(MirrorDamaged):
         mirror.tip(Branch("main"), Deadline(5))
     with pytest.raises(MirrorDamaged):
-        mirror.change(None, "0" * 40, Deadline(5))
+        Objects(mirror.path, mirror.env).differences(None, "0" * 40, Deadline(5))
 
 
 def test_a_settings_file_that_is_not_utf_8_is_a_mistake_like_any_other(tmp_path: Path) -> None:

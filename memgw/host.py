@@ -1,0 +1,220 @@
+"""The warm host (`qmd/host.js`): the same engine without a Node start a call, and the way back to the command line.
+
+One line of JSON asks, one answers, over a Unix socket that only our user can open.
+"""
+
+import json
+import logging
+import os
+import socket
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from memgw.deadline import Deadline
+from memgw.engine import Batch, Engine, Place, QueryType, Question
+from memgw.errors import EngineBadOutput, EngineFailed, HostAway, MemgwError, StorageFull
+from memgw.index import COLLECTION
+from memgw.results import Hit, read_hits
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 5.0
+"""A search takes milliseconds: a host that says nothing for so long hangs, and is left alone for as long again."""
+
+_MAX_ANSWER = 64 * 1024 * 1024
+_ADDRESS_BYTES = 100
+
+
+class Host:
+    """Connections to the host, kept for the next call. Safe to share between threads; opens nothing until asked."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: deque[socket.socket] = deque()
+        self._hangs_until = 0.0
+        weakref.finalize(self, _close, self._idle)
+
+    def call(self, request: dict[str, Any], deadline: Deadline, at_most: float | None = None) -> dict[str, Any]:
+        """The host's answer. Raises HostAway (it is not there, or says nothing), EngineFailed (it can't do that),
+        StorageFull, EngineBadOutput, DeadlineExceeded."""
+        line = json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        answer = self._exchange(line, deadline, at_most)
+        if answer.get("ok") is not True:
+            if answer.get("kind") == "full":
+                raise StorageFull("no space is left where memgw keeps its data")
+            log.warning("host_failed", extra={"op": request["op"], "reason": str(answer.get("error"))[:500]})
+            raise EngineFailed("the search engine failed")
+        return answer
+
+    def _exchange(self, line: bytes, deadline: Deadline, at_most: float | None) -> dict[str, Any]:
+        if monotonic() < self._hangs_until:
+            raise HostAway("the warm host hangs")
+        try:
+            said = self._try_idle(line, deadline, at_most)
+            if said is None:
+                said = self._say(self._connect(), line, deadline.left(at_most))
+        except TimeoutError as exc:
+            if deadline.is_over:
+                raise deadline.exceeded() from exc
+            self._hangs_until = monotonic() + PATIENCE_SECONDS
+            raise HostAway("the warm host does not answer in time") from exc
+        except OSError as exc:
+            raise HostAway("the warm host is not there") from exc
+        try:
+            answer = json.loads(said)
+        except (ValueError, RecursionError) as exc:
+            raise EngineBadOutput("the warm host's answer could not be read") from exc
+        if not isinstance(answer, dict):
+            raise EngineBadOutput("the warm host's answer could not be read")
+        return answer
+
+    def _try_idle(self, line: bytes, deadline: Deadline, at_most: float | None) -> bytes | None:
+        """The answer over a connection kept from before; None when there is none that the host has not closed."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            connection.setblocking(False)
+            try:
+                connection.recv(1)
+            except BlockingIOError:
+                return self._say(connection, line, deadline.left(at_most))
+            except OSError:
+                pass  # as when it was closed
+            connection.close()
+
+    def _say(self, connection: socket.socket, line: bytes, seconds: float) -> bytes:
+        end = monotonic() + seconds
+        try:
+            connection.settimeout(seconds)
+            connection.sendall(line)
+            said = bytearray()
+            while not said.endswith(b"\n"):
+                connection.settimeout(max(end - monotonic(), 0.001))
+                chunk = connection.recv(65536)
+                said += chunk
+                if not chunk or len(said) > _MAX_ANSWER:
+                    raise ConnectionResetError("the host went away")
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return bytes(said)
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(PATIENCE_SECONDS)
+            with _short(self._path) as address:
+                connection.connect(address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _close(connections: deque[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """`path` in so few bytes that it fits into a socket's address."""
+    if len(os.fsencode(path)) <= _ADDRESS_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+class QmdHost:
+    """qmd in the warm host. `reference`: the command line of the same installation; what it says of itself counts."""
+
+    query_types = frozenset({QueryType.SEARCH})
+
+    def __init__(self, host: Host, reference: Engine, settings: Callable[[Place], Path]) -> None:
+        self._host, self._reference, self._settings = host, reference, settings
+
+    @property
+    def incremental(self) -> bool:
+        try:
+            self._call({"op": "status"}, Deadline(PATIENCE_SECONDS), PATIENCE_SECONDS)
+        except MemgwError:
+            return False
+        return True
+
+    def version(self) -> str:
+        return self._reference.version()
+
+    def update(self, place: Place, deadline: Deadline, held: int) -> None:
+        """qmd's own update, in the host."""
+        self._call({"op": "update", **self._target(place)}, deadline)
+
+    def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
+        for batch in batches:
+            self._call({"op": "apply", **self._target(place), "gone": batch.gone, "put": batch.put}, deadline)
+
+    def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
+        request = {
+            "op": "search",
+            "file": str(place.folder / place.file),
+            "query": question.text,
+            "limit": question.limit,
+            "min_score": question.min_score,
+        }
+        answer = self._call(request, deadline, PATIENCE_SECONDS)
+        return read_hits(answer.get("hits"), f"{COLLECTION}/", "")
+
+    def explain(self, place: Place, question: Question) -> list[str]:
+        return self._reference.explain(place, question)
+
+    def _target(self, place: Place) -> dict[str, Any]:
+        settings = str(self._settings(place))
+        return {"file": str(place.folder / place.file), "config": settings, "collection": COLLECTION}
+
+    def _call(self, request: dict[str, Any], deadline: Deadline, at_most: float | None = None) -> dict[str, Any]:
+        answer = self._host.call(request, deadline, at_most)
+        if answer.get("qmd") != self.version():  # qmd was exchanged under the host
+            raise HostAway("the warm host runs another qmd than the one that is installed")
+        return answer
+
+
+class QmdAuto:
+    """The warm host, and the command line whenever the host can't do it: the answers are the same."""
+
+    def __init__(self, host: QmdHost, cli: Engine) -> None:
+        self._host, self._cli = host, cli
+        self.query_types = host.query_types
+
+    @property
+    def incremental(self) -> bool:
+        return self._host.incremental
+
+    def version(self) -> str:
+        return self._cli.version()
+
+    def update(self, place: Place, deadline: Deadline, held: int) -> None:
+        self._cli.update(place, deadline, held)
+
+    def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
+        self._host.apply(place, batches, deadline)
+
+    def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
+        try:
+            return self._host.search(place, question, deadline)
+        except (EngineFailed, EngineBadOutput) as exc:
+            log.info("engine_fallback", extra={"reason": exc.detail})
+        return self._cli.search(place, question, deadline)
+
+    def explain(self, place: Place, question: Question) -> list[str]:
+        return self._cli.explain(place, question)
