@@ -12,6 +12,7 @@ from tests.actors import Server, Upstream
 
 BRANCHES = ("main", "memory/2026-03", "task/T-1")
 ANSWERS = 210
+PUSHES = 6  # of each branch, at the least
 CLIENTS = 8
 
 
@@ -95,7 +96,7 @@ def fire(server: Server, upstream: Upstream, answers: int, disturb: Callable[[],
     def client(seed: int) -> None:
         mine = Random(seed)
         try:
-            while len(checked) < answers and not failures:
+            while (len(checked) < answers or min(history.counts()) < PUSHES) and not failures:
                 branch = mine.choice(BRANCHES)
                 floor = history.newest(branch, time.monotonic())
                 answer = server.query("needle", branch=branch, limit=50, full=mine.random() < 0.3)
@@ -120,7 +121,7 @@ def fire(server: Server, upstream: Upstream, answers: int, disturb: Callable[[],
     pushing.join()
     assert failures == []
     assert {branch for branch in checked} == set(BRANCHES)
-    assert min(history.counts()) > 5
+    assert min(history.counts()) >= PUSHES
     return len(checked)
 
 
