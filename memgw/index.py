@@ -165,6 +165,25 @@ class IndexFolder:
             raise IndexDamaged("the index can't be read") from exc
 
 
+class Counts:
+    """How many documents an index has, counted once for each state of its file. Safe to share between threads."""
+
+    _MOST = 1024
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Path, Identity], int] = {}
+
+    def of(self, folder: IndexFolder, identity: Identity) -> int:
+        """Raises IndexDamaged."""
+        key = (folder.path, identity)
+        number = self._known.get(key)
+        if number is None:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            number = self._known[key] = folder.documents(identity.file)
+        return number
+
+
 def _portions(values: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
     """SQLite takes a bounded number of parameters."""
     return (values[at : at + size] for at in range(0, len(values), size))

@@ -1,10 +1,11 @@
 """Where things are on disk, and what makes an index good; the same for all workspaces of a gateway (DESIGN.md §4)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from memgw import files
+from memgw.index import Counts
 
 _FOLDERS = (
     "git-mirror",
@@ -37,6 +38,7 @@ class Layout:
     embed_model: str
     lock_timeout: float
     default_branch: str
+    counts: Counts = field(default_factory=Counts)
 
     @property
     def states(self) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -130,10 +131,15 @@ class StateFile:
 
 def _typed(record: Record) -> Record:
     """Raises TypeError when a field has another type than it says: JSON may have been anything."""
-    for name, kind in get_type_hints(type(record)).items():
+    for name, kind in _types(type(record)).items():
         if not isinstance(getattr(record, name), kind):
             raise TypeError(f"{name} is no {kind}")
     return record
+
+
+@cache
+def _types(record: type) -> dict[str, Any]:
+    return get_type_hints(record)
 
 
 def all_states(folder: Path) -> Iterator[StateFile]:

@@ -18,16 +18,20 @@ from memgw.workspace import Workspace
 
 bp = Blueprint("memgw", __name__)
 
+QUERY, SELECTION = QueryIn(), SelectionIn()
+ANSWER, SYNC, STATUS, HEALTH = AnswerOut(), SyncOut(), StatusOut(), HealthOut()
+"""Made once: that costs more than using them."""
+
 
 @bp.get("/health")
 def health() -> Response:
     """Touches no lock, no Git and no qmd."""
-    return jsonify(HealthOut().dump({"ok": True}))
+    return jsonify(HEALTH.dump({"ok": True}))
 
 
 @bp.post("/query")
 def query() -> Response:
-    asked = read(request, QueryIn())
+    asked = read(request, QUERY)
     branch = _branch(asked)
     deadline = _deadline()
     question = Question(asked["query"], QueryType(asked["query_type"]), asked["limit"], asked["min_score"])
@@ -38,12 +42,12 @@ def query() -> Response:
     }
     if asked["debug"]:
         body["debug"] = _debug(answer.workspace, answer.fresh, deadline) | {"qmd_command": answer.command}
-    return jsonify(AnswerOut().dump(body))
+    return jsonify(ANSWER.dump(body))
 
 
 @bp.post("/sync")
 def sync() -> Response:
-    asked = read(request, SelectionIn())
+    asked = read(request, SELECTION)
     branch = _branch(asked)
     deadline = _deadline()
     report = _gateway().sync(branch, deadline)
@@ -57,14 +61,14 @@ def sync() -> Response:
     }
     if asked["debug"]:
         body["debug"] = _debug(report.workspace, report.fresh, deadline)
-    return jsonify(SyncOut().dump(body))
+    return jsonify(SYNC.dump(body))
 
 
 @bp.get("/status")
 def status() -> Response:
     """Takes no lock."""
     reporter: Status = current_app.extensions["memgw.status"]
-    return jsonify(StatusOut().dump({"ok": True} | reporter.collect()))
+    return jsonify(STATUS.dump({"ok": True} | reporter.collect()))
 
 
 @bp.get("/openapi.json")

@@ -106,7 +106,7 @@ class Workspace:
         if self.layout.update_on is UpdateOn.MOVED:
             return True
         try:
-            return self.index.documents(file) == stamp.documents
+            return self.layout.counts.of(self.index, stamp.identity) == stamp.documents
         except IndexDamaged:
             return False
 
