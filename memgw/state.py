@@ -131,7 +131,7 @@ class StateFile:
 
 def _typed(record: Record) -> Record:
     """Raises TypeError when a field has another type than it says: JSON may have been anything."""
-    for name, kind in _types(type(record)).items():
+    for name, kind in _types(type(record)).items():  # type: ignore[arg-type]  # a type is hashable
         if not isinstance(getattr(record, name), kind):
             raise TypeError(f"{name} is no {kind}")
     return record

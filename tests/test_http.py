@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from memgw import files
 from tests.actors import FakeQmd, Server, Upstream, children, served, until
 
 JSON = {"Content-Type": "application/json"}
