@@ -18,6 +18,7 @@ from memgw.host import Host, QmdAuto, QmdHost
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
 from memgw.qmd import QmdCli
+from memgw.remote import Remote
 from memgw.status import Status
 from memgw.views import bp
 
@@ -47,14 +48,9 @@ def create_gateway(config: Config, environ: Mapping[str, str]) -> Gateway:
         lock_timeout=config.lock_timeout_seconds,
         default_branch=config.default_branch,
     )
-    mirror = Mirror(
-        config.data_dir,
-        config.remote_url,
-        environ,
-        remote_timeout=config.remote_timeout_seconds,
-        lock_timeout=config.lock_timeout_seconds,
-    )
-    return Gateway(layout, mirror, create_engine(config, environ))
+    remote = Remote(config.data_dir, config.remote_url, environ, timeout=config.remote_timeout_seconds)
+    mirror = Mirror(config.data_dir, remote, lock_timeout=config.lock_timeout_seconds)
+    return Gateway(layout, mirror, remote, create_engine(config, environ))
 
 
 def create_engine(config: Config, environ: Mapping[str, str]) -> Engine:

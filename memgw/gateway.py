@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 from memgw.branch import Branch
 from memgw.deadline import Deadline
@@ -20,6 +21,7 @@ from memgw.errors import (
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
 from memgw.objects import Difference
+from memgw.remote import Remote
 from memgw.results import Hit
 from memgw.state import Stamp, now
 from memgw.syncing import Syncer
@@ -87,8 +89,8 @@ class Report:
 class Gateway:
     """Answers from the newest commit of a branch. Safe to share between threads: it keeps nothing of a request."""
 
-    def __init__(self, layout: Layout, mirror: Mirror, engine: Engine) -> None:
-        self.layout, self.mirror, self.engine = layout, mirror, engine
+    def __init__(self, layout: Layout, mirror: Mirror, remote: Remote, engine: Engine) -> None:
+        self.layout, self.mirror, self.remote, self.engine = layout, mirror, remote, engine
 
     def query(
         self,
@@ -103,14 +105,16 @@ class Gateway:
         workspace = self.workspace(branch)
         with self._noting_errors(workspace):
             question, degraded = self._within_ability(question)
+            since = deadline.started
             for _ in range(TRIES_WITHOUT_LOCK):
-                fresh = self._fresh(workspace, deadline, latest)
+                fresh = self._fresh(workspace, deadline, latest, since=since)
                 answer = self._search(workspace, fresh, question, bodies, deadline)
                 if answer:
                     break
+                since = monotonic()  # what was asked before is not of what others did meanwhile
             else:  # the branch moves faster than we search, or its index breaks as we look: keep it still
                 with workspace.hold(deadline) as held:
-                    fresh = self._fresh(workspace, deadline, latest, held)
+                    fresh = self._fresh(workspace, deadline, latest, held, since=monotonic())
                     answer = self._search(workspace, fresh, question, bodies, deadline, held)
             if not answer:
                 raise EngineFailed("the index can't be kept whole")
@@ -134,21 +138,30 @@ class Gateway:
         """Makes nothing on disk."""
         return Workspace(branch, self.layout, self.mirror, self.engine)
 
-    def _fresh(self, workspace: Workspace, deadline: Deadline, latest: bool = True, held: Held | None = None) -> Fresh:
+    def _fresh(
+        self,
+        workspace: Workspace,
+        deadline: Deadline,
+        latest: bool = True,
+        held: Held | None = None,
+        since: float | None = None,
+    ) -> Fresh:
         """ask → (hold → look again → fetch → align → index): the second half only when there is something to do."""
         self.layout.make_folders()
         before = workspace.state()
         if not latest and (fresh := self._as_it_stands(workspace, deadline, held)):
             return fresh
-        asked_at, tip = now(), self.mirror.ask(workspace.branch, deadline)
-        stamp = None if self.layout.update_on is UpdateOn.ALWAYS else workspace.proven(tip)
+        asked = self.remote.ask(workspace.branch, deadline, since)
+        stamp, asked_at = None, asked.at
+        if self.layout.update_on is not UpdateOn.ALWAYS:
+            stamp = workspace.proven(asked.commit)
         if not stamp:
             with workspace.hold(deadline, held) as hold:
                 if workspace.state() != before:  # others were at work meanwhile: the branch may have moved again
-                    asked_at, tip = now(), self.mirror.ask(workspace.branch, deadline)
-                    stamp = workspace.proven(tip)
+                    asked = self.remote.ask(workspace.branch, deadline, since=monotonic())
+                    stamp, asked_at = workspace.proven(asked.commit), asked.at
                 if not stamp:
-                    stamp, asked_at = Syncer(workspace, hold).bring(tip, asked_at)
+                    stamp, asked_at = Syncer(workspace, hold).bring(asked.commit, asked.at)
         workspace.record.note_asked(asked_at, stamp.commit)
         return Fresh(stamp, asked_at, asked=True)
 

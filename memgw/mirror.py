@@ -1,21 +1,17 @@
-"""The bare mirror that all workspaces share, and the remote behind it."""
+"""The bare mirror that all workspaces share."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 from uuid import uuid4
 
 from memgw import files, locks
 from memgw.branch import Branch
 from memgw.deadline import Deadline
-from memgw.environ import for_git
-from memgw.errors import BranchNotFound, MirrorDamaged, RemoteUnreachable, ToolError, ToolFailed
+from memgw.errors import BranchNotFound, MirrorDamaged, ToolError, ToolFailed
 from memgw.gitcmd import Commands, raise_remote, translate
 from memgw.objects import Objects
-
-_OID = re.compile(rb"[0-9a-f]{40}")
+from memgw.remote import Remote
 
 _IDENTITY = "memgw-identity"
 
@@ -23,105 +19,19 @@ _IDENTITY = "memgw-identity"
 # operator say: info/attributes outranks both (gitattributes(5)).
 _ATTRIBUTES = "* -text -ident !eol !filter !working-tree-encoding\n"
 
-_SETTINGS = """\
-# Written by memgw. Your own settings come first, so that credential helpers, proxies and core.sshCommand work.
-[core]
-    sshCommand = ssh -o BatchMode=yes
-[include]
-{includes}
-[core]
-    hooksPath = /dev/null
-    fsmonitor = false
-    logAllRefUpdates = false
-    autocrlf = false
-    symlinks = true
-    quotePath = true
-    attributesFile = /dev/null
-    excludesFile = /dev/null
-[safe]
-    directory = *
-[gc]
-    auto = 0
-[maintenance]
-    auto = false
-[fetch]
-    unpackLimit = 1
-    recurseSubmodules = false
-    writeCommitGraph = false
-[checkout]
-    defaultRemote =
-[submodule]
-    recurse = false
-[advice]
-    detachedHead = false
-[protocol]
-    version = 2
-[init]
-    templateDir =
-"""
-
 
 class Mirror:
     """`<data>/git-mirror/repo.git`. Takes the mirror lock by itself, always inside a workspace's."""
 
-    def __init__(
-        self,
-        data: Path,
-        url: str,
-        environ: Mapping[str, str],
-        *,
-        remote_timeout: float,
-        lock_timeout: float,
-    ) -> None:
+    def __init__(self, data: Path, remote: Remote, *, lock_timeout: float) -> None:
         self.path = data / "git-mirror" / "repo.git"
-        self._url = url
-        self._remote_timeout, self._lock_timeout = remote_timeout, lock_timeout
+        self._remote, self._lock_timeout = remote, lock_timeout
         self._lock = data / "locks" / "mirror.lock"
-        self._settings = self.path.parent / "gitconfig"
-        self._includes = [
-            f"    path = {_quoted(place)}"
-            for place in (
-                Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/"), ".config"), "git/config"),
-                Path(environ.get("HOME", "/"), ".gitconfig"),
-            )
-        ]
-        if own := environ.get("GIT_CONFIG_GLOBAL"):
-            self._includes = [f"    path = {_quoted(Path(own))}"]
-        self.env = for_git(environ, self._settings, data)
-        self.objects = Objects(self.path, self.env)
+        self.objects = Objects(self.path, remote.env)
 
-    def ask(self, branch: Branch, deadline: Deadline) -> str:
-        """The commit that the remote has for `branch` at some moment during this call; read only, no lock.
-
-        Raises BranchNotFound, RemoteUnreachable, RemoteAuthFailed, DeadlineExceeded.
-        """
-        self._write_settings()
-        git = Commands(self.path.parent, self.env, deadline, at_most=self._remote_timeout)
-        try:
-            with deadline.step("ask"):
-                out = cast(bytes, git.ls_remote("--", self._url, branch.ref))
-        except ToolError as exc:
-            raise_remote(exc, deadline)
-        for line in out.split(b"\n"):
-            oid, _, ref = line.partition(b"\t")
-            if ref == branch.ref.encode():  # ls-remote matches the end of names
-                if not _OID.fullmatch(oid):
-                    raise RemoteUnreachable("the remote does not use SHA-1 object names, which memgw needs")
-                return oid.decode("ascii")
-        if not out and self._url.startswith("http"):
-            self._confirm_refs(git, deadline)
-        raise BranchNotFound(f"the remote has no branch {branch.name!r}")
-
-    def _confirm_refs(self, git: Commands, deadline: Deadline) -> None:
-        """Git takes any empty answer over HTTP, a broken proxy's too, for a repository without refs. Raises
-        RemoteUnreachable unless the remote has some."""
-        try:
-            with deadline.step("ask"):
-                if git.ls_remote("--", self._url, "HEAD") or git.ls_remote("--heads", "--", self._url):
-                    return
-        except ToolError as exc:
-            raise_remote(exc, deadline)
-        raise RemoteUnreachable("the remote lists no ref at all: it is empty, or no Git server answered")
+    @property
+    def env(self) -> dict[str, str]:
+        return self._remote.env
 
     def tip(self, branch: Branch, deadline: Deadline) -> str | None:
         """The commit last fetched for `branch`, or None. Raises MirrorDamaged."""
@@ -140,14 +50,14 @@ class Mirror:
     def fetch(self, branch: Branch, deadline: Deadline) -> str:
         """Fetches `branch` and returns the commit that it had, which may be newer than one asked before.
 
-        Raises as `ask` does, and MirrorDamaged, StorageFull, WorkspaceBusy.
+        Raises as `Remote.ask` does, and MirrorDamaged, StorageFull, WorkspaceBusy.
         """
         with self.lock(deadline) as descriptor, deadline.step("fetch"):
             git = self._git(deadline, descriptor)
             try:
                 git.fetch(
                     "--quiet", "--no-tags", "--no-write-fetch-head", "--force",
-                    "--", self._url, f"+{branch.ref}:{branch.mirror_ref}",
+                    "--", self._remote.url, f"+{branch.ref}:{branch.mirror_ref}",
                 )  # fmt: skip
             except ToolFailed as exc:
                 if "couldn't find remote ref" in exc.stderr:
@@ -164,7 +74,7 @@ class Mirror:
 
     def prepare(self, deadline: Deadline) -> None:
         """Makes the mirror when there is none, and its settings as they have to be."""
-        self._write_settings()
+        self._remote.config.write()
         if self.identity() is None:
             with self.lock(deadline) as descriptor:
                 if self.identity() is None:
@@ -230,7 +140,7 @@ class Mirror:
 
     def _remove_leftovers(self) -> None:
         """Locks and half-written packs of a killed git. Nobody else is at work: we hold the mirror lock."""
-        files.remove_leftovers(self._settings)
+        files.remove_leftovers(self._remote.config.path)
         files.remove_leftovers(self.path / "info" / "attributes")
         for name in ("config.lock", "packed-refs.lock", "packed-refs.new", "HEAD.lock", "shallow.lock"):
             files.remove(self.path / name)
@@ -239,11 +149,3 @@ class Mirror:
         for place in ("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/tmp_obj_*", "objects/incoming-*"):
             for leftover in self.path.glob(place):
                 files.remove(leftover)
-
-    def _write_settings(self) -> None:
-        files.ensure(self._settings, _SETTINGS.format(includes="\n".join(self._includes)))
-
-
-def _quoted(path: Path) -> str:
-    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -88,8 +88,14 @@ def test_an_outside_thing_is_known_to_its_owners_only(package: str) -> None:
     assert knowing
 
 
-def test_git_is_spoken_to_by_mirror_objects_and_worktree_only() -> None:
-    assert {module for module in MODULES if "gitcmd" in own(module)} == {"mirror", "objects", "worktree"}
+def test_git_is_spoken_to_by_few() -> None:
+    assert {module for module in MODULES if "gitcmd" in own(module)} == {
+        "gitconfig",
+        "mirror",
+        "objects",
+        "remote",
+        "worktree",
+    }
 
 
 def test_no_other_way_to_start_processes_is_used() -> None:
@@ -110,7 +116,19 @@ def test_no_other_way_to_start_processes_is_used() -> None:
 
 
 def test_below_http_nothing_leads_up_to_it() -> None:
-    for module in ("gateway", "workspace", "mirror", "worktree", "qmd", "index", "state", "locks", "proc", "results"):
+    for module in (
+        "gateway",
+        "workspace",
+        "mirror",
+        "remote",
+        "worktree",
+        "qmd",
+        "index",
+        "state",
+        "locks",
+        "proc",
+        "results",
+    ):
         assert not reach(module) & (HTTP | {"status", "config", "wsgi"}), module
 
 
@@ -124,6 +142,7 @@ def test_the_words_know_of_nothing_below_them() -> None:
         "files": {"errors"},
         "logs": {"errors"},
         "documents": set(),
+        "refs": set(),
         "proc": {"errors"},
         "locks": {"deadline", "errors", "files"},
     }

@@ -1,5 +1,6 @@
 """The story told by gateway and workspace when things change or break in the middle of it."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from memgw.config import Config, ConfigError, environment
 from memgw.deadline import Deadline
 from memgw.errors import DeadlineExceeded, MirrorDamaged, RemoteUnreachable
 from memgw.objects import Objects
+from memgw.remote import Remote
 from tests.actors import FakeQmd, Upstream
 from tests.conftest import Client
 
@@ -87,25 +89,27 @@ def test_a_remote_of_sha256_objects_is_refused_with_a_word(environ: dict[str, st
     assert "SHA-1" in answer["detail"]
 
 
-def test_without_time_or_git_the_mirror_says_which(client: Client, upstream: Upstream, tmp_path: Path) -> None:
+def test_without_time_or_git_mirror_and_remote_say_which(client: Client, upstream: Upstream, tmp_path: Path) -> None:
     upstream.commit("main", {"a.md": "# A\n"})
     client.sync()
     mirror = client.app.extensions["memgw"].mirror
+    remote = Remote(tmp_path / "other", "git://127.0.0.1:1/x", os.environ, timeout=30)
     with pytest.raises(DeadlineExceeded):
-        mirror.ask(Branch("main"), Deadline(0))
+        remote.ask(Branch("main"), Deadline(0))
     slow = tmp_path / "slow" / "git"
     slow.parent.mkdir()
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     path, mirror.env["PATH"] = mirror.env["PATH"], f"{slow.parent}:{mirror.env['PATH']}"
-    for ask in (mirror.tip, mirror.ask):
+    remote.env["PATH"] = mirror.env["PATH"]
+    for ask in (mirror.tip, remote.ask):
         with pytest.raises(DeadlineExceeded):
             ask(Branch("main"), Deadline(0.3))
     mirror.env["PATH"] = path
     assert mirror.sound(Deadline(60))
-    mirror.env["PATH"] = "/nowhere"
+    remote.env["PATH"] = mirror.env["PATH"] = "/nowhere"
     with pytest.raises(RemoteUnreachable, match="git can't be started"):
-        mirror.ask(Branch("main"), Deadline(5))
+        remote.ask(Branch("main"), Deadline(5))
     with pytest.raises(MirrorDamaged):
         mirror.tip(Branch("main"), Deadline(5))
     with pytest.raises(MirrorDamaged):

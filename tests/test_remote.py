@@ -1,0 +1,76 @@
+"""Asking the remote: over every transport an answer is what the branch was after the question, however it was got."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memgw.branch import Branch
+from memgw.deadline import Deadline
+from memgw.errors import BranchNotFound, RemoteUnreachable
+from memgw.remote import Remote
+from tests.actors import Upstream
+
+MAIN = Branch("main")
+
+
+@pytest.fixture
+def connect(data: Path) -> Callable[..., Remote]:
+    def connected(url: str | Path, **environ: str) -> Remote:
+        return Remote(data, str(url), {**os.environ, **environ}, timeout=30)
+
+    return connected
+
+
+def tip(remote: Remote, branch: str = "main") -> str:
+    return remote.ask(Branch(branch), Deadline(60)).commit
+
+
+@pytest.mark.parametrize("form", ["path", "file"])
+def test_a_push_between_two_askings_of_a_local_path_is_seen_without_a_process(
+    connect: Callable[..., Remote], upstream: Upstream, form: str
+) -> None:
+    remote = connect(upstream.path if form == "path" else upstream.url)
+    commit = upstream.commit("main", {"a.md": "0\n"})
+    assert tip(remote) == commit
+    path, remote.env["PATH"] = remote.env["PATH"], "/nowhere"
+    for number in range(3):
+        commit = upstream.commit("main", {"a.md": f"{number}\n"})
+        assert tip(remote) == commit
+    upstream.delete("main")
+    with pytest.raises(RemoteUnreachable):  # that a branch is gone is git's to say
+        tip(remote)
+    remote.env["PATH"] = path
+    with pytest.raises(BranchNotFound):
+        tip(remote)
+
+
+def test_the_operators_rewriting_of_urls_counts_from_the_moment_it_is_written(
+    connect: Callable[..., Remote], upstream: Upstream, tmp_path: Path
+) -> None:
+    other = Upstream(tmp_path / "other.git")
+    commits = [place.commit("main", {"a.md": place.path.name}) for place in (upstream, other)]
+    remote = connect(upstream.url)
+    assert tip(remote) == commits[0]
+    own = tmp_path / "home" / ".gitconfig"
+    own.write_text(f'[url "{other.url}"]\n\tinsteadOf = {upstream.url}\n')
+    assert tip(remote) == commits[1]
+    own.write_text(f'[remote "{upstream.url}"]\n\turl = {other.path}\n')
+    assert tip(remote) == commits[1]
+    own.write_text("[transfer]\n\thideRefs = refs/heads/main\n")
+    with pytest.raises(BranchNotFound):
+        tip(remote)
+    own.write_text("[broken\n")
+    with pytest.raises(RemoteUnreachable):
+        tip(remote)
+    own.unlink()
+    assert tip(remote) == commits[0]
+
+
+def test_what_is_unusual_in_a_local_repository_is_answered_by_git(
+    connect: Callable[..., Remote], upstream: Upstream
+) -> None:
+    commit = upstream.commit("other", {"a.md": "0\n"})
+    upstream._git("symbolic-ref", "refs/heads/main", "refs/heads/other")
+    assert tip(connect(upstream.path)) == commit
