@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from memgw import refs
+from memgw import lsrefs, refs
 from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.errors import BranchNotFound, DeadlineExceeded, RemoteUnreachable, ToolError
 from memgw.gitcmd import Commands, raise_remote
-from memgw.gitconfig import GitConfig
+from memgw.gitconfig import GitConfig, View
 from memgw.state import now
+
+QUICK_SECONDS = 5.0
 
 _OID = re.compile(rb"[0-9a-f]{40}")
 
@@ -33,6 +35,7 @@ class Remote:
         self.url = url
         self.config = GitConfig(data, url, environ)
         self._timeout = timeout
+        self._server: tuple[View, lsrefs.Server | None] | None = None
 
     @property
     def env(self) -> dict[str, str]:
@@ -56,9 +59,28 @@ class Remote:
                 raise RemoteUnreachable("the remote did not answer in time") from exc
 
     def _quickly(self, branch: Branch, limit: Deadline) -> str | None:
+        """None when only git can tell."""
         view = self.config.view(limit)
-        place = refs.place(view.url) if view and not view.hides_refs else None
-        return refs.read(place, branch.ref) if place else None
+        if not view:
+            return None
+        if place := refs.place(view.url):
+            return None if view.hides_refs else refs.read(place, branch.ref)
+        if not self._server or self._server[0] != view:
+            self._server = view, lsrefs.server(view.url, dict(view.http), self.env)
+        server = self._server[1]
+        if not server:
+            return None
+        seconds = limit.left() / 2  # the other half is for git
+        return server.tip(branch.ref, min(seconds, QUICK_SECONDS), lambda: self._credentials(view.url, limit))
+
+    def _credentials(self, url: str, limit: Deadline) -> tuple[str, str] | None:
+        git = Commands(self.config.path.parent, self.env, limit)
+        try:
+            out = cast(bytes, git.credential("fill", istream=f"url={url}\n\n".encode()))
+        except (ToolError, DeadlineExceeded):
+            return None
+        said = dict(line.split("=", 1) for line in out.decode().split("\n") if "=" in line)
+        return (said["username"], said["password"]) if {"username", "password"} <= said.keys() else None
 
     def _ls_remote(self, branch: Branch, limit: Deadline, deadline: Deadline) -> str:
         git = Commands(self.config.path.parent, self.env, limit)

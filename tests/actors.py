@@ -8,12 +8,14 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -212,23 +214,61 @@ def processes_with(sign: str) -> list[int]:
 
 
 class GitHttp(http.server.ThreadingHTTPServer):
-    """Serves a repository over smart HTTP through git's own backend; `spoil` may change each answer on its way."""
+    """Serves a repository over smart HTTP through git's own backend, on connections that stay open.
+
+    `spoil` may change each answer on its way; `door` gives status and headers for one that is not let in. `seen`: the
+    method and the user agent of each request; `connections`: how many there were. `before` is called with the agent
+    before an answer is made; `closes` hangs up after each answer without saying so.
+    """
 
     daemon_threads = True
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, certificate: Path | None = None, key: Path | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _GitHandler)
         self.root = upstream.path.parent
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/{upstream.path.name}"
+        if certificate:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate, key)
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.url = f"http{'s' if certificate else ''}://127.0.0.1:{self.server_address[1]}/{upstream.path.name}"
         self.spoil: Callable[[bytes, bytes], bytes] = lambda request, answer: answer
+        self.door: Callable[[Message], tuple[int, dict[str, str]] | None] = lambda headers: None
+        self.before: Callable[[str], object] = lambda agent: None
+        self.closes = False
+        self.speaks_v2 = True
+        self.seen: list[tuple[str, str]] = []
+        self.connections = 0
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Somebody hung up, as those who do not trust us should."""
+
+    def counts(self) -> tuple[int, int]:
+        """How many requests were memgw's own, and how many git's."""
+        ours = sum(agent == "git/memgw" for _, agent in self.seen)
+        return ours, len(self.seen) - ours
 
 
 class _GitHandler(http.server.BaseHTTPRequestHandler):
     server: GitHttp
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one packet an answer, or Nagle and delayed acknowledgements cost 40 ms
+
+    def setup(self) -> None:
+        self.server.connections += 1
+        super().setup()
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.seen.append((self.command, self.headers.get("User-Agent", "")))
+        self.server.before(self.headers.get("User-Agent", ""))
+        self.close_connection = self.close_connection or self.server.closes
+        if kept_out := self.server.door(self.headers):
+            self.send_response(kept_out[0])
+            for name, value in (kept_out[1] | {"Content-Length": "0"}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            return
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         environ = {
@@ -239,7 +279,7 @@ class _GitHandler(http.server.BaseHTTPRequestHandler):
             "PATH_INFO": path,
             "QUERY_STRING": query,
             "CONTENT_TYPE": self.headers.get("Content-Type", ""),
-            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+            "GIT_PROTOCOL": self.headers.get("Git-Protocol", "") if self.server.speaks_v2 else "",
         }
         done = subprocess.run(["git", "http-backend"], env=environ, input=body, capture_output=True)
         head, _, content = done.stdout.partition(b"\r\n\r\n")
@@ -258,9 +298,9 @@ class _GitHandler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def git_http(upstream: Upstream) -> Iterator[GitHttp]:
-    """`upstream` over HTTP for as long as this lasts."""
-    with GitHttp(upstream) as server:
+def git_http(upstream: Upstream, certificate: Path | None = None, key: Path | None = None) -> Iterator[GitHttp]:
+    """`upstream` over HTTP (HTTPS with a certificate) for as long as this lasts."""
+    with GitHttp(upstream, certificate, key) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()

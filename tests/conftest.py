@@ -1,7 +1,7 @@
 """Fixtures that make accidents impossible: no setting of the user's, no fixed port, no process left over."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 
 from memgw.app import create_app
 from memgw.config import Config
+from memgw.remote import Remote
 from tests.actors import FakeQmd, Server, Upstream, WarmHost, served
 
 
@@ -63,6 +64,16 @@ def fake_qmd(tmp_path: Path, environ: dict[str, str]) -> FakeQmd:
     environ["QMD_ENGINE"] = "cli"
     environ["MEMGW_QMD"] = str(fake.path)
     return fake
+
+
+@pytest.fixture
+def connect(data: Path) -> Callable[..., Remote]:
+    """Makes the remote behind a URL or a path; more words are variables of its environment."""
+
+    def connected(url: str | Path, timeout: float = 30, **environ: str) -> Remote:
+        return Remote(data, str(url), {**os.environ, **environ}, timeout=timeout)
+
+    return connected
 
 
 class Client:

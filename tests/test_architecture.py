@@ -25,6 +25,8 @@ OWNERS = {
     "git": {"gitcmd"},
     "sqlite3": {"index"},
     "dotenv": {"config"},
+    "ssl": {"lsrefs"},
+    "socket": {"lsrefs"},
 }
 
 ENTRANCES = {"wsgi", "gunicorn_conf", "mcp", "hostd"}
@@ -143,6 +145,7 @@ def test_the_words_know_of_nothing_below_them() -> None:
         "logs": {"errors"},
         "documents": set(),
         "refs": set(),
+        "lsrefs": set(),
         "proc": {"errors"},
         "locks": {"deadline", "errors", "files"},
     }

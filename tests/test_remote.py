@@ -1,6 +1,5 @@
 """Asking the remote: over every transport an answer is what the branch was after the question, however it was got."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,16 +10,6 @@ from memgw.deadline import Deadline
 from memgw.errors import BranchNotFound, RemoteUnreachable
 from memgw.remote import Remote
 from tests.actors import Upstream
-
-MAIN = Branch("main")
-
-
-@pytest.fixture
-def connect(data: Path) -> Callable[..., Remote]:
-    def connected(url: str | Path, **environ: str) -> Remote:
-        return Remote(data, str(url), {**os.environ, **environ}, timeout=30)
-
-    return connected
 
 
 def tip(remote: Remote, branch: str = "main") -> str:
