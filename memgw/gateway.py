@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -30,6 +32,7 @@ from memgw.workspace import Held, Workspace
 log = logging.getLogger(__name__)
 
 TRIES_WITHOUT_LOCK = 2
+WORTH_A_THREAD_MS = 2.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """A search of the index with `stamp`, begun before it is known whether that is the newest; hits and bodies."""
+
+    stamp: Stamp
+    found: "Future[tuple[list[Hit], dict[str, str]]]"
+
+
+@dataclass(frozen=True)
 class Report:
     """What `sync` did. `previous`: the commit before; None for a new workspace or one that was lost."""
 
@@ -87,10 +98,13 @@ class Report:
 
 
 class Gateway:
-    """Answers from the newest commit of a branch. Safe to share between threads: it keeps nothing of a request."""
+    """Answers from the newest commit of a branch. Safe to share between threads: it keeps nothing of a request but how
+    long asking the remote took."""
 
     def __init__(self, layout: Layout, mirror: Mirror, remote: Remote, engine: Engine) -> None:
         self.layout, self.mirror, self.remote, self.engine = layout, mirror, remote, engine
+        self._asking_ms = 0.0
+        self._threads = ThreadPoolExecutor(512, "search")  # starts one when it is needed: after gunicorn's fork
 
     def query(
         self,
@@ -106,12 +120,13 @@ class Gateway:
         with self._noting_errors(workspace):
             question, degraded = self._within_ability(question)
             since = deadline.started
+            ahead = self._ahead(workspace, question, bodies, deadline) if latest else None
             for _ in range(TRIES_WITHOUT_LOCK):
                 fresh = self._fresh(workspace, deadline, latest, since=since)
-                answer = self._search(workspace, fresh, question, bodies, deadline)
+                answer = self._search(workspace, fresh, question, bodies, deadline, ahead=ahead)
                 if answer:
                     break
-                since = monotonic()  # what was asked before is not of what others did meanwhile
+                ahead, since = None, monotonic()  # what was asked before is not of what others did meanwhile
             else:  # the branch moves faster than we search, or its index breaks as we look: keep it still
                 with workspace.hold(deadline) as held:
                     fresh = self._fresh(workspace, deadline, latest, held, since=monotonic())
@@ -152,6 +167,7 @@ class Gateway:
         if not latest and (fresh := self._as_it_stands(workspace, deadline, held)):
             return fresh
         asked = self.remote.ask(workspace.branch, deadline, since)
+        self._asking_ms = deadline.timings_ms["ask"]
         stamp, asked_at = None, asked.at
         if self.layout.update_on is not UpdateOn.ALWAYS:
             stamp = workspace.proven(asked.commit)
@@ -177,6 +193,25 @@ class Gateway:
             return None
         return Fresh(stamp, workspace.synced_at() or now(), asked=False)
 
+    def _ahead(self, workspace: Workspace, question: Question, bodies: bool, deadline: Deadline) -> Ahead | None:
+        """Starts to search what is here, where asking the remote takes long enough: mostly its tip has not moved."""
+        if self._asking_ms < WORTH_A_THREAD_MS or self.layout.update_on is UpdateOn.ALWAYS:
+            return None
+        stamp = workspace.proven()
+        if not stamp:
+            return None
+        run = copy_context().run
+        return Ahead(stamp, self._threads.submit(run, self._find, workspace, stamp, question, bodies, deadline))
+
+    def _find(
+        self, workspace: Workspace, stamp: Stamp, question: Question, bodies: bool, deadline: Deadline
+    ) -> tuple[list[Hit], dict[str, str]]:
+        place = workspace.place(stamp)
+        with deadline.step("search"):
+            hits = self.engine.search(place, question, deadline)
+            texts = workspace.index.bodies(place.file, [hit.path for hit in hits]) if bodies and hits else {}
+        return hits, texts
+
     def _search(
         self,
         workspace: Workspace,
@@ -185,13 +220,16 @@ class Gateway:
         bodies: bool,
         deadline: Deadline,
         held: Held | None = None,
+        ahead: Ahead | None = None,
     ) -> Answer | None:
         """None when the index changed under the search, or is broken: then what was found is worth nothing."""
-        place = workspace.place(fresh.stamp)
         try:
-            with deadline.step("search"):
-                hits = self.engine.search(place, question, deadline)
-                texts = workspace.index.bodies(place.file, [hit.path for hit in hits]) if bodies and hits else {}
+            if ahead and ahead.stamp == fresh.stamp:
+                hits, texts = ahead.found.result(deadline.left())
+            else:
+                hits, texts = self._find(workspace, fresh.stamp, question, bodies, deadline)
+        except TimeoutError as exc:
+            raise deadline.exceeded() from exc
         except EngineMissing:
             raise
         except (EngineFailed, EngineBadOutput, IndexDamaged):
@@ -201,7 +239,8 @@ class Gateway:
             raise
         if not workspace.still(fresh.stamp):
             return None
-        return Answer(workspace, fresh, hits, [], self.engine.explain(place, question), texts)
+        command = self.engine.explain(workspace.place(fresh.stamp), question)
+        return Answer(workspace, fresh, hits, [], command, texts)
 
     def _within_ability(self, question: Question) -> tuple[Question, list[Degraded]]:
         """The question as the engine can take it. Semantic ones need models; the place is ready for them here."""

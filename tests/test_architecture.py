@@ -26,7 +26,7 @@ OWNERS = {
     "sqlite3": {"index"},
     "dotenv": {"config"},
     "ssl": {"lsrefs"},
-    "socket": {"lsrefs"},
+    "socket": {"host", "lsrefs"},
 }
 
 ENTRANCES = {"wsgi", "gunicorn_conf", "mcp", "hostd"}
