@@ -42,9 +42,11 @@ class Commands(git.Git):
         deadline: Deadline,
         keep_open: tuple[int, ...] = (),
         at_most: float | None = None,
+        max_output: int | None = None,
     ) -> None:
         super().__init__(str(cwd))
         self._env, self._deadline, self._keep_open, self._at_most = env, deadline, keep_open, at_most
+        self._max_output = max_output or 1024 * 1024 * 1024
 
     def execute(self, command: Sequence[str], **kwargs: Any) -> bytes:  # type: ignore[override]
         """`kwargs`: `istream`, the bytes for stdin; nothing else of GitPython's is wanted here."""
@@ -58,7 +60,7 @@ class Commands(git.Git):
             timeout=self._deadline.left(self._at_most),
             keep_open=self._keep_open,
             stdin=stdin,
-            max_output=1024 * 1024 * 1024,
+            max_output=self._max_output,
         )
 
 

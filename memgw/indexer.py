@@ -8,7 +8,7 @@ from memgw.deadline import Deadline
 from memgw.engine import Batch, Engine, Place
 from memgw.errors import IndexDamaged
 from memgw.index import Identity, IndexFolder
-from memgw.objects import Difference, Objects
+from memgw.objects import Blobs, Difference, Objects
 
 SKIPPED = ""
 """A document that the engine can't take in has this for a hash."""
@@ -42,7 +42,13 @@ class Indexer:
         self._index, self._engine, self._objects = index, engine, objects
 
     def by_difference(
-        self, base: Base | None, place: Place, commit: str, differences: Sequence[Difference], deadline: Deadline
+        self,
+        base: Base | None,
+        place: Place,
+        commit: str,
+        differences: Sequence[Difference],
+        blobs: Blobs,
+        deadline: Deadline,
     ) -> Built:
         """Takes out of Git the blobs of `differences`, which lead from `base`, or from nothing, to `commit`; no others.
 
@@ -51,7 +57,7 @@ class Indexer:
         changed = [item for item in differences if documents.wanted(item.path) and _matters(item)]
         before = self._index.hashes(place.file, [item.path for item in changed]) if base else {}
         wanted: dict[str, str] = {}
-        self._engine.apply(place, self._batches(changed, before, wanted, deadline), deadline)
+        self._engine.apply(place, self._batches(changed, before, wanted, blobs), deadline)
         identity = self._settled(place.file)
         texts = {path: key for path, key in wanted.items() if key != SKIPPED}
         if base is None:
@@ -87,14 +93,14 @@ class Indexer:
         return identity
 
     def _batches(
-        self, changed: Sequence[Difference], before: dict[str, str], wanted: dict[str, str], deadline: Deadline
+        self, changed: Sequence[Difference], before: dict[str, str], wanted: dict[str, str], blobs: Blobs
     ) -> Iterator[Batch]:
         """What the engine has to do, some megabytes at a time; notes in `wanted` what the index has to hold then."""
         paths: dict[str, list[str]] = {}
         for item in changed:
             if item.new and item.new.is_regular:
                 paths.setdefault(item.new.blob, []).append(item.path)
-        sizes = self._objects.sizes(list(paths), deadline) if paths else {}
+        sizes = blobs.sizes(list(paths))
         for blob, names in paths.items():
             wanted |= {
                 name: SKIPPED
@@ -103,7 +109,7 @@ class Indexer:
             }  # fmt: skip
         readable = [blob for blob, names in paths.items() if any(name not in wanted for name in names)]
         put: list[tuple[str, str]] = []
-        for contents in self._objects.contents(readable, sizes, deadline):
+        for contents in blobs.contents(readable):
             put = []
             for blob, content in contents.items():
                 text = documents.text(content)

@@ -1,11 +1,12 @@
 """The bare mirror that all workspaces share."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from memgw import files, locks
+from memgw import files, locks, refs
 from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.errors import BranchNotFound, MirrorDamaged, ToolError, ToolFailed
@@ -35,6 +36,8 @@ class Mirror:
 
     def tip(self, branch: Branch, deadline: Deadline) -> str | None:
         """The commit last fetched for `branch`, or None. Raises MirrorDamaged."""
+        if found := refs.read(os.fsencode(self.path), branch.mirror_ref):
+            return found
         try:
             out: bytes = self._git(deadline).rev_parse(
                 "--verify", "--quiet", "--end-of-options", f"{branch.mirror_ref}^{{commit}}"

@@ -22,7 +22,7 @@ from memgw.errors import (
 from memgw.index import COLLECTION
 from memgw.indexer import Base, Built, Indexer
 from memgw.layout import UpdateOn
-from memgw.objects import Difference
+from memgw.objects import SUBMODULE, Blobs, Difference
 from memgw.state import Stamp, all_states, now
 from memgw.workspace import Held, Workspace
 
@@ -155,15 +155,17 @@ class Syncer:
         differences = self._mirror.objects.differences(old, commit, self._deadline)
         if differences is None or (base and len(differences) > max(_MANY, base.documents // 2)):
             return None
-        size = self._align(base, differences, commit)
+        blobs = self._mirror.objects.blobs(self._deadline)
+        blobs.keep([item.new.blob for item in differences if item.new and item.new.mode != SUBMODULE])
+        size = self._align(base, differences, blobs, commit)
         with self._deadline.step("index"):
             place = self._workspace.place_of(start.take())
             self._take_back(commit)
-            built = self._indexer.by_difference(base, place, commit, differences, self._deadline)
+            built = self._indexer.by_difference(base, place, commit, differences, blobs, self._deadline)
             return self._stamped(built, commit, size)
 
     def _by_reading(self, commit: str) -> Stamp:
-        size = self._align(None, (), commit)
+        size = self._aligned(commit)
         with self._deadline.step("index"):
             held = self._held.descriptor
             wanted = self._worktree.documents(commit, self._deadline, held)
@@ -185,15 +187,21 @@ class Syncer:
                 raise EngineFailed("the search engine built an index that is not the commit's") from exc
             return self._stamped(built, commit, size)
 
-    def _align(self, base: Base | None, differences: Sequence[Difference], commit: str) -> int:
+    def _align(self, base: Base | None, differences: Sequence[Difference], blobs: Blobs, commit: str) -> int:
         """Brings the worktree to `commit` and returns its bytes."""
         state = self._workspace.state()
         if base and state.worktree_commit == base.commit:
             self._workspace.save(state.but(worktree_commit=None), self._held)  # it is neither, until it is done
             try:
-                return state.worktree_bytes + self._worktree.apply(differences, base.commit, commit, self._deadline)
+                return state.worktree_bytes + self._worktree.apply(
+                    differences, blobs, base.commit, commit, self._deadline
+                )
             except WorktreeDamaged as exc:
                 log.info("realigned", extra={"branch": self._workspace.branch.name, "reason": exc.detail})
+        return self._aligned(commit)
+
+    def _aligned(self, commit: str) -> int:
+        """Has Git bring the worktree to `commit`, whatever is in it, and returns its bytes."""
         self._worktree.align(commit, self._deadline, self._held.descriptor)
         return files.size(self._worktree.path)
 

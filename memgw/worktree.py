@@ -13,12 +13,12 @@ from memgw.deadline import Deadline
 from memgw.errors import FULL, ToolError, WorktreeDamaged
 from memgw.gitcmd import Commands, translate
 from memgw.mirror import Mirror
-from memgw.objects import Difference, Side
+from memgw.objects import SUBMODULE, Blobs, Difference, Side
 
 _FEW = 500
 """Above that Git is as fast."""
 
-_EXECUTABLE, _SYMLINK, _SUBMODULE = "100755", "120000", "160000"
+_EXECUTABLE, _SYMLINK = "100755", "120000"
 
 _NOT_PLAIN = re.compile(r"(^|/)(\.{0,2}|\.git|git~\d+)(/|$)|\\", re.IGNORECASE)
 
@@ -52,7 +52,7 @@ class Worktree:
             except ToolError as exc:
                 raise translate(exc, deadline) or WorktreeDamaged("the files can't be brought to it") from exc
 
-    def apply(self, differences: Sequence[Difference], old: str, new: str, deadline: Deadline) -> int:
+    def apply(self, differences: Sequence[Difference], blobs: Blobs, old: str, new: str, deadline: Deadline) -> int:
         """Brings the files from `old` to `new` at the cost of the differences alone; returns how many bytes they grew.
 
         For a worktree that `align` made: what else may be wrong in it stays as it is, and Git's own index stays behind;
@@ -62,15 +62,14 @@ class Worktree:
             admin = self._admin()
             if admin is None or self.head() != old or len(differences) > _FEW:
                 raise WorktreeDamaged("it is not as it was left")
-            if any(side and side.mode == _SUBMODULE for item in differences for side in (item.old, item.new)):
+            if any(side and side.mode == SUBMODULE for item in differences for side in (item.old, item.new)):
                 raise WorktreeDamaged("submodules are Git's own matter")
             if any(_NOT_PLAIN.search(item.path) for item in differences):
                 raise WorktreeDamaged("a name that is Git's to judge")
             try:
                 grown = -sum(self._take_away(item.path) for item in differences if item.old)
                 sides = {item.path: item.new for item in differences if item.new}
-                objects, blobs = self._mirror.objects, [side.blob for side in sides.values()]
-                for contents in objects.contents(blobs, objects.sizes(blobs, deadline), deadline):
+                for contents in blobs.contents([side.blob for side in sides.values()]):
                     for path, side in sides.items():
                         if side.blob in contents:
                             grown += self._put(path, side, contents[side.blob])

@@ -104,14 +104,14 @@ def test_without_time_or_git_mirror_and_remote_say_which(client: Client, upstrea
     remote.env["PATH"] = mirror.env["PATH"]
     for ask in (mirror.tip, remote.ask):
         with pytest.raises(DeadlineExceeded):
-            ask(Branch("main"), Deadline(0.3))
+            ask(Branch("other"), Deadline(0.3))
     mirror.env["PATH"] = path
     assert mirror.sound(Deadline(60))
     remote.env["PATH"] = mirror.env["PATH"] = "/nowhere"
     with pytest.raises(RemoteUnreachable, match="git can't be started"):
         remote.ask(Branch("main"), Deadline(5))
     with pytest.raises(MirrorDamaged):
-        mirror.tip(Branch("main"), Deadline(5))
+        mirror.tip(Branch("other"), Deadline(5))
     with pytest.raises(MirrorDamaged):
         Objects(mirror.path, mirror.env).differences(None, "0" * 40, Deadline(5))
 
