@@ -7,7 +7,7 @@ qmd's exit status proves little, so that this module reads its SQLite file (tabl
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -166,21 +166,30 @@ class IndexFolder:
 
 
 class Counts:
-    """How many documents an index has, counted once for each state of its file. Safe to share between threads."""
+    """What was counted in an index, once for each state of its file. Safe to share between threads."""
 
     _MOST = 1024
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Path, Identity], int] = {}
+        self._known: dict[tuple[str, Path, Identity], int] = {}
 
-    def of(self, folder: IndexFolder, identity: Identity) -> int:
+    def documents(self, folder: IndexFolder, identity: Identity) -> int:
         """Raises IndexDamaged."""
-        key = (folder.path, identity)
+        return self._once("documents", folder, identity, folder.documents)
+
+    def pending_embeddings(self, folder: IndexFolder, identity: Identity) -> int:
+        """Raises IndexDamaged."""
+        return self._once("pending", folder, identity, folder.pending_embeddings)
+
+    def _once(self, what: str, folder: IndexFolder, identity: Identity, count: Callable[[str], int]) -> int:
+        key = (what, folder.path, identity)
         number = self._known.get(key)
         if number is None:
+            number = count(identity.file)
             if len(self._known) >= self._MOST:
                 self._known.clear()
-            number = self._known[key] = folder.documents(identity.file)
+            if folder.identity(identity.file) == identity:
+                self._known[key] = number
         return number
 
 

@@ -43,7 +43,7 @@ class Status:
         state, notes = workspace.state(), workspace.record.notes()
         stamp = state.stamp
         try:
-            pending = workspace.index.pending_embeddings(stamp.identity.file) if stamp else None
+            pending = workspace.pending_embeddings(stamp) if stamp else None
         except IndexDamaged:
             pending = None
         error = notes.last_error

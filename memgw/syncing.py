@@ -151,12 +151,13 @@ class Syncer:
     def _by_difference(self, start: _Start, commit: str) -> Stamp | None:
         """None when so much differs that it is no help."""
         base = start.base
-        old = base.commit if base else None
-        differences = self._mirror.objects.differences(old, commit, self._deadline)
-        if differences is None or (base and len(differences) > max(_MANY, base.documents // 2)):
-            return None
-        blobs = self._mirror.objects.blobs(self._deadline)
-        blobs.keep([item.new.blob for item in differences if item.new and item.new.mode != SUBMODULE])
+        with self._deadline.step("index"):
+            old = base.commit if base else None
+            differences = self._mirror.objects.differences(old, commit, self._deadline)
+            if differences is None or (base and len(differences) > max(_MANY, base.documents // 2)):
+                return None
+            blobs = self._mirror.objects.blobs(self._deadline)
+            blobs.keep([item.new.blob for item in differences if item.new and item.new.mode != SUBMODULE])
         size = self._align(base, differences, blobs, commit)
         with self._deadline.step("index"):
             place = self._workspace.place_of(start.take())

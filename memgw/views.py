@@ -121,7 +121,7 @@ def _result(hit: Hit, bodies: dict[str, str]) -> dict[str, Any]:
 
 def _debug(workspace: Workspace, fresh: Fresh, deadline: Deadline) -> dict[str, Any]:
     try:
-        pending = workspace.index.pending_embeddings(fresh.stamp.identity.file)
+        pending = workspace.pending_embeddings(fresh.stamp)
     except IndexDamaged:  # another request has just replaced it
         pending = fresh.stamp.documents
     return {

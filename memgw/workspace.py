@@ -60,6 +60,10 @@ class Workspace:
         """Whether nothing was changed since `stamp` was read: then what was searched meanwhile is whole."""
         return self.state().stamp == stamp and self.index.identity(stamp.identity.file) == stamp.identity
 
+    def pending_embeddings(self, stamp: Stamp) -> int:
+        """How many different contents of the stamped index have no vector yet. Raises IndexDamaged."""
+        return self.layout.counts.pending_embeddings(self.index, stamp.identity)
+
     def synced_at(self) -> str | None:
         """When the remote was last known to have the stamped commit, else the one in the worktree."""
         state, notes = self.state(), self.record.notes()
@@ -106,7 +110,7 @@ class Workspace:
         if self.layout.update_on is UpdateOn.MOVED:
             return True
         try:
-            return self.layout.counts.of(self.index, stamp.identity) == stamp.documents
+            return self.layout.counts.documents(self.index, stamp.identity) == stamp.documents
         except IndexDamaged:
             return False
 
