@@ -17,6 +17,7 @@ _FOLDERS = (
     "state/notes",
     "locks",
     "locks/workspaces",
+    "askings",
 )
 
 

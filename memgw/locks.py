@@ -1,4 +1,5 @@
-"""File locks across threads and processes. Two kinds, one order: a workspace's, then the mirror's."""
+"""File locks across threads and processes. Two kinds, one order: a workspace's, then the mirror's. That of an asking
+(asking.py) is of no account for what is right: it is waited for a moment, inside the others or outside."""
 
 import os
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ RETRY_AFTER_SECONDS = 5
 
 
 @contextmanager
-def hold(path: Path, deadline: Deadline, at_most: float) -> Iterator[int]:
+def hold(path: Path, deadline: Deadline, at_most: float, *, poll: float = 0.01) -> Iterator[int]:
     """Holds the lock file at `path` and yields its descriptor.
 
     A child process that inherits the descriptor keeps the lock after our death until it is gone
     itself (flock belongs to the open file, not to the process). memgw never deletes the file.
+    `poll`: seconds between two looks at a lock that is taken.
     Raises WorkspaceBusy when the lock is not to be had within `at_most` seconds or the deadline.
     """
     files.make_folder(path.parent)
@@ -29,7 +31,7 @@ def hold(path: Path, deadline: Deadline, at_most: float) -> Iterator[int]:
         descriptors: list[int] = []
         # a new object each time: filelock's are reentrant, so that a shared one would let two threads in
         lock = FileLock(
-            path, poll_interval=0.01, thread_local=False, fallback_to_soft=False, on_acquired=descriptors.append
+            path, poll_interval=poll, thread_local=False, fallback_to_soft=False, on_acquired=descriptors.append
         )
         try:
             with deadline.step("wait"):

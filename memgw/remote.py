@@ -1,12 +1,13 @@
 """The remote, which alone knows the newest commit of a branch. Asking it is read only and takes no lock."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 from memgw import lsrefs, refs
+from memgw.asking import Asked, Askings
 from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.errors import BranchNotFound, DeadlineExceeded, RemoteUnreachable, ToolError
@@ -19,14 +20,6 @@ QUICK_SECONDS = 5.0
 _OID = re.compile(rb"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """`commit`: what the remote had for the branch at `at` or later. `at`: when the asking began."""
-
-    at: str
-    commit: str
-
-
 class Remote:
     """Asked in the quickest way that its URL allows; in git's own (`ls-remote`) whenever anything is unusual, and for
     every no: that a branch is gone is only believed of git."""
@@ -35,6 +28,7 @@ class Remote:
         self.url = url
         self.config = GitConfig(data, url, environ)
         self._timeout = timeout
+        self._askings = Askings(data, url)
         self._server: tuple[View, lsrefs.Server | None] | None = None
 
     @property
@@ -50,21 +44,32 @@ class Remote:
         """
         with deadline.step("ask"):
             at = now()
-            limit = Deadline(deadline.left(self._timeout))
-            try:
-                return Asked(at, self._quickly(branch, limit) or self._ls_remote(branch, limit, deadline))
-            except DeadlineExceeded as exc:
-                if deadline.is_over:
-                    raise deadline.exceeded() from exc
-                raise RemoteUnreachable("the remote did not answer in time") from exc
+            with self._limited(deadline) as limit:
+                view = self.config.view(limit)
+            place = refs.place(view.url) if view and not view.hides_refs else None
+            if place and (commit := refs.read(place, branch.ref)):  # quicker than any sharing
+                return Asked(at, commit)
+            since = deadline.started if since is None else since
+            return self._askings.share(branch, deadline, since, lambda: self._ask(branch, view, deadline))
 
-    def _quickly(self, branch: Branch, limit: Deadline) -> str | None:
-        """None when only git can tell."""
-        view = self.config.view(limit)
-        if not view:
-            return None
-        if place := refs.place(view.url):
-            return None if view.hides_refs else refs.read(place, branch.ref)
+    def _ask(self, branch: Branch, view: View | None, deadline: Deadline) -> Asked:
+        at = now()
+        with self._limited(deadline) as limit:
+            commit = self._over_http(branch, view, limit) if view else None
+            return Asked(at, commit or self._ls_remote(branch, limit, deadline))
+
+    @contextmanager
+    def _limited(self, deadline: Deadline) -> Iterator[Deadline]:
+        """The time for a whole asking, all tries together."""
+        limit = Deadline(deadline.left(self._timeout))
+        try:
+            yield limit
+        except DeadlineExceeded as exc:
+            if deadline.is_over:
+                raise deadline.exceeded() from exc
+            raise RemoteUnreachable("the remote did not answer in time") from exc
+
+    def _over_http(self, branch: Branch, view: View, limit: Deadline) -> str | None:
         if not self._server or self._server[0] != view:
             self._server = view, lsrefs.server(view.url, dict(view.http), self.env)
         server = self._server[1]

@@ -1,7 +1,10 @@
 """Asking the remote: over every transport an answer is what the branch was after the question, however it was got."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -9,7 +12,8 @@ from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.errors import BranchNotFound, RemoteUnreachable
 from memgw.remote import Remote
-from tests.actors import Upstream
+from memgw.state import now
+from tests.actors import Upstream, git_http, until
 
 
 def tip(remote: Remote, branch: str = "main") -> str:
@@ -63,3 +67,37 @@ def test_what_is_unusual_in_a_local_repository_is_answered_by_git(
     commit = upstream.commit("other", {"a.md": "0\n"})
     upstream._git("symbolic-ref", "refs/heads/main", "refs/heads/other")
     assert tip(connect(upstream.path)) == commit
+
+
+def test_many_requests_during_a_slow_asking_cause_one_more_and_get_its_value(
+    connect: Callable[..., Remote], upstream: Upstream
+) -> None:
+    upstream.commit("main", {"a.md": "0\n"})
+    with git_http(upstream) as http, ThreadPoolExecutor(21) as pool:
+        remote = connect(http.url)
+        tip(remote)
+        asked, go_on = http.counts()[0], threading.Event()
+        http.before = lambda agent: go_on.wait(10)
+        first = pool.submit(tip, remote)
+        assert until(lambda: http.counts()[0] == asked + 1)
+        rest = [pool.submit(tip, remote) for _ in range(20)]
+        assert until(lambda: remote._askings._queues["main"].present == 21)
+        commit = upstream.commit("main", {"a.md": "1\n"})
+        go_on.set()
+        assert {one.result() for one in rest} == {commit}
+        assert first.result()
+        assert http.counts() == (asked + 2, 0)
+
+
+def test_two_answers_of_one_asking_tell_the_same_time_and_none_before_the_question(
+    connect: Callable[..., Remote], upstream: Upstream
+) -> None:
+    upstream.commit("main", {"a.md": "0\n"})
+    for url in (upstream.url, "http"):
+        with git_http(upstream) as http:
+            remote = connect(http.url if url == "http" else url)
+            before, deadline = now(), Deadline(60)
+            first = remote.ask(Branch("main"), deadline)
+            assert before <= first.at <= now()
+            assert remote.ask(Branch("main"), deadline, since=monotonic()).at > first.at
+            assert "ask" in deadline.timings_ms
