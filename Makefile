@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 export RUNTIME
 
-.PHONY: help install install-dev bootstrap up down serve logs smoke test check
+.PHONY: help install install-dev bootstrap up down serve logs smoke test check bench
 
 help:
 	@echo 'make up       install, make the demo remote if there is no .env, start, ask one question'
@@ -10,6 +10,7 @@ help:
 	@echo 'make serve    the same in the foreground'
 	@echo 'make smoke    eight acceptance steps against the running stack, or one it starts itself'
 	@echo 'make test     pytest          make check   ruff and mypy'
+	@echo 'make bench    memgw beside a shell loop and the floor (QUICK=1, PEERS=1, STRICT=1, SIZES=…, ONLY=…, OUT=…, BENCH_DIR=…)'
 	@echo 'make install  only .venv, Node if there is none >= 22, and the pinned qmd'
 
 install:
@@ -43,3 +44,6 @@ check: install-dev
 	$(PYTHON) -m ruff check
 	$(PYTHON) -m ruff format --check
 	$(PYTHON) -m mypy
+
+bench: install-dev
+	@$(PYTHON) -m tests.bench
