@@ -55,7 +55,7 @@ class Bench:
 def unchanged(bench: Bench) -> Iterator[Row]:
     """One client, nothing changed: against the loop, the floor and the peer."""
     options, main = bench.options, bench.main
-    loop, floor, ours = _unchanged(options, main, options.slow)
+    loop, floor, ours = _unchanged(options, main, options.slow, options.patience)
     name = f"unchanged, {main.files:,} files"
     yield Row(name, LOOP, loop, ours, target=50)
     yield Row(name, FLOOR, floor, ours, Kind.TIMES, 1.5)
@@ -120,7 +120,7 @@ def _burst(client: Client, texts: Iterator[str], end: float) -> list[tuple[str, 
 def http(bench: Bench) -> Iterator[Row]:
     """The same corpus over smart HTTP."""
     with scene(bench.options, bench.options.main, http=True) as served:
-        loop, floor, ours = _unchanged(bench.options, served, 3)
+        loop, floor, ours = _unchanged(bench.options, served, 3, bench.options.patience / 2)
     name = f"unchanged over HTTP, {served.files:,} files"
     yield Row(name, LOOP, loop, ours)
     yield Row(name, FLOOR, floor, ours, Kind.TIMES)
@@ -131,7 +131,7 @@ def small(bench: Bench) -> Iterator[Row]:
     files = min(bench.options.sizes)
     if files < bench.options.main:
         with scene(bench.options, files) as little:
-            loop, floor, ours = _unchanged(bench.options, little, bench.options.slow)
+            loop, floor, ours = _unchanged(bench.options, little, 3, bench.options.patience / 2)
         yield Row(f"unchanged, {files:,} files", LOOP, loop, ours)
         yield Row(f"unchanged, {files:,} files", FLOOR, floor, ours, Kind.TIMES)
 
@@ -231,14 +231,14 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 }
 
 
-def _unchanged(options: Options, at: Scene, slow: int) -> tuple[Sample, Sample, Sample]:
+def _unchanged(options: Options, at: Scene, slow: int, patience: float) -> tuple[Sample, Sample, Sample]:
     """Loop, floor and memgw; the loop plays a few times only."""
     for text in corpus.questions(at.files, 5, "warm"):
         at.floor_asked(text)
         at.memgw_asked(text)
     series = in_turns(
         corpus.questions(at.files, options.answers, f"unchanged {at.remote[:4]}"),
-        rounds(options.answers, options.patience),
+        rounds(options.answers, patience),
         every(options.answers // slow, at.loop_asked),
         at.floor_asked,
         at.memgw_asked,
