@@ -111,9 +111,10 @@ def clients(bench: Bench) -> Iterator[Row]:
 def _burst(client: Client, texts: Iterator[str], end: float) -> list[tuple[str, Answer]]:
     """One question after the other until the time is over. Judged later: to judge takes a core from memgw."""
     given = []
-    while monotonic() < end:
-        text = next(texts)
+    for text in texts:
         given.append((text, client.ask(text)))
+        if monotonic() > end:
+            break
     return given
 
 
@@ -237,7 +238,7 @@ def _unchanged(options: Options, at: Scene, slow: int, patience: float) -> tuple
         at.floor_asked(text)
         at.memgw_asked(text)
     series = in_turns(
-        corpus.questions(at.files, options.answers, f"unchanged {at.remote[:4]}"),
+        corpus.questions(at.files, options.answers, "unchanged"),
         rounds(options.answers, patience),
         every(options.answers // slow, at.loop_asked),
         at.floor_asked,
