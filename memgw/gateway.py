@@ -162,7 +162,6 @@ class Gateway:
         since: float | None = None,
     ) -> Fresh:
         """ask → (hold → look again → fetch → align → index): the second half only when there is something to do."""
-        self.layout.make_folders()
         before = workspace.state()
         if not latest and (fresh := self._as_it_stands(workspace, deadline, held)):
             return fresh

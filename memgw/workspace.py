@@ -80,6 +80,7 @@ class Workspace:
         if already:
             yield already
             return
+        self.layout.make_folders()
         with locks.hold(self._lock, deadline, self.layout.lock_timeout) as descriptor:
             self.record.remove_leftovers()
             yield Held(descriptor, deadline)
