@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from memgw.config import ROOT, Config
 
 type_of_files = Mapping[str, "str | bytes | None"]
+type_of_tree = Mapping[str, tuple[str, bytes]]
 
 
 def until(condition: Callable[[], Any], seconds: float = 10) -> bool:
@@ -51,19 +54,29 @@ class Upstream:
         """
         if parent == "":
             parent = self.tip(branch)
+        changes = []
+        for name, content in files.items():
+            if content is None:
+                changes.append(b"D " + _quoted(name))
+            else:
+                data = content if isinstance(content, bytes) else content.encode()
+                changes.append(_modification(mode, name, data))
+        return self._import(branch, changes, parent=parent, clear=clear)
+
+    def push_tree(self, branch: str, tree: type_of_tree, *, parent: str | None = "") -> str:
+        """Adds a commit that has exactly these files (path → mode and bytes; of a submodule the commit's name)."""
+        if parent == "":
+            parent = self.tip(branch)
+        changes = [_modification(mode, name, data) for name, (mode, data) in tree.items()]
+        return self._import(branch, changes, parent=parent, clear=True)
+
+    def _import(self, branch: str, changes: list[bytes], *, parent: str | None, clear: bool) -> str:
         lines = [b"commit refs/heads/%s" % branch.encode(), b"committer t <t@example.com> now", b"data 1\nm"]
         if parent:
             lines.append(b"from %s" % parent.encode())
         if clear or not parent:
             lines.append(b"deleteall")
-        for name, content in files.items():
-            raw = b'"' + b"".join(_octal(byte) for byte in os.fsencode(name)) + b'"'
-            if content is None:
-                lines.append(b"D " + raw)
-            else:
-                data = content if isinstance(content, bytes) else content.encode()
-                lines.append(b"M %s inline %s\ndata %d\n%s" % (mode.encode(), raw, len(data), data))
-        stream = b"\n".join(lines) + b"\n\ndone\n"
+        stream = b"\n".join([*lines, *changes]) + b"\n\ndone\n"
         if parent is None:
             self.delete(branch)
         self._git(
@@ -99,6 +112,16 @@ class Upstream:
         done = subprocess.run(command, input=stdin, capture_output=True)
         assert not done.returncode, done.stderr
         return done.stdout.decode("utf-8", "replace")
+
+
+def _modification(mode: str, name: str, data: bytes) -> bytes:
+    if mode == "160000":
+        return b"M 160000 %s %s" % (data, _quoted(name))
+    return b"M %s inline %s\ndata %d\n%s" % (mode.encode(), _quoted(name), len(data), data)
+
+
+def _quoted(name: str) -> bytes:
+    return b'"' + b"".join(_octal(byte) for byte in os.fsencode(name)) + b'"'
 
 
 def _octal(byte: int) -> bytes:
@@ -306,17 +329,37 @@ def git_http(upstream: Upstream, certificate: Path | None = None, key: Path | No
         server.shutdown()
 
 
+def connect(path: Path, timeout: float = 30) -> socket.socket:
+    """A connection to the Unix socket at `path`, however long that is."""
+    folder = os.open(path.parent, os.O_PATH)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(folder)
+    return connection
+
+
 class WarmHost:
     """A running warm host. It can serve any index, so that one does for many data directories."""
 
     def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
         self.socket = folder / "run" / "qmd-host.sock"
+        self._environ, self._folder = environ, folder
         self._log = folder / "host.log"
+        self.start()
+
+    def start(self) -> None:
+        """Once more, after it has ended or was killed."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "memgw.hostd"],
                 cwd=ROOT,
-                env={**environ, "GIT_REMOTE_URL": "/nowhere", "MEMGW_DATA_DIR": str(folder)},
+                env={**self._environ, "GIT_REMOTE_URL": "/nowhere", "MEMGW_DATA_DIR": str(self._folder)},
                 stdout=log,
                 stderr=log,
             )
@@ -324,24 +367,125 @@ class WarmHost:
         assert self.process.poll() is None, self.log()
 
     def answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(self.socket))
-            except OSError:
-                return False
-            return True
+        try:
+            connect(self.socket).close()
+        except OSError:
+            return False
+        return True
+
+    def ask(self, request: Any) -> dict[str, Any]:
+        """The answer to one request, over a connection of its own."""
+        with connect(self.socket) as connection:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            return read_answer(connection)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def log(self) -> str:
         return self._log.read_text()
 
     def serve(self, data: Path) -> None:
         """Lets the gateways of a data directory find it."""
-        (data / "run").mkdir(parents=True, exist_ok=True)
-        (data / "run" / self.socket.name).symlink_to(self.socket)
+        lead_to(self.socket, data)
 
     def stop(self) -> int:
+        self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
         return self.process.wait(30)
+
+
+def lead_to(socket: Path, data: Path) -> None:
+    """Puts a socket where the gateways of a data directory look for the host's."""
+    place = data / "run" / "qmd-host.sock"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(socket)
+
+
+def read_answer(connection: socket.socket) -> dict[str, Any]:
+    """One line of JSON; ConnectionResetError when the connection ends before it does."""
+    said = bytearray()
+    while not said.endswith(b"\n"):
+        chunk = connection.recv(65536)
+        if not chunk:
+            raise ConnectionResetError(f"ended after {len(said)} bytes")
+        said += chunk
+    answer = json.loads(said)
+    assert isinstance(answer, dict)
+    return answer
+
+
+class HostProxy(socketserver.ThreadingUnixStreamServer):
+    """Stands between gateways and a warm host, and notes what is asked. `answer` may say something else to a request:
+    bytes, as they are; b"" ends the connection; None has the host answer."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, path: Path, host: WarmHost) -> None:
+        super().__init__(str(path), _ProxyHandler)
+        self.path, self.host = path, host
+        self.asked: list[dict[str, Any]] = []
+        self.answer: Callable[[dict[str, Any]], bytes | None] = lambda request: None
+
+    def serve(self, data: Path) -> None:
+        """Lets the gateways of a data directory find it."""
+        lead_to(self.path, data)
+
+    def of(self, operation: str) -> list[dict[str, Any]]:
+        """The requests for one operation."""
+        return [request for request in self.asked if request["op"] == operation]
+
+    def sent(self) -> dict[str, str | None]:
+        """Path → text of all documents that the host was told of; None for one to take out."""
+        found: dict[str, str | None] = {}
+        for request in self.of("apply"):
+            found |= dict.fromkeys(request["gone"]) | dict(request["put"])
+        return found
+
+    def handle_error(self, *_: Any) -> None:
+        """A connection that was lost is nobody's fault here."""
+
+
+class _ProxyHandler(socketserver.StreamRequestHandler):
+    server: HostProxy
+
+    def handle(self) -> None:
+        for line in self.rfile:
+            request = json.loads(line)
+            self.server.asked.append(request)
+            said = self.server.answer(request)
+            if said is None:
+                with connect(self.server.host.socket) as behind:
+                    behind.sendall(line)
+                    said = json.dumps(read_answer(behind)).encode() + b"\n"
+            if not said:
+                return
+            self.wfile.write(said)
+
+
+@contextmanager
+def host_proxy(host: WarmHost) -> Iterator[HostProxy]:
+    """A proxy in front of `host` for as long as this lasts."""
+    with TemporaryDirectory(prefix="memgw") as folder, HostProxy(Path(folder) / "proxy.sock", host) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        yield proxy
+        proxy.shutdown()
+        thread.join()
+
+
+@contextmanager
+def warm_host_of_its_own(environ: Mapping[str, str]) -> Iterator[WarmHost]:
+    """A host that may be ended or killed; what is left of it ends with this."""
+    with TemporaryDirectory(prefix="memgw") as folder:
+        host = WarmHost(environ, Path(folder))
+        try:
+            yield host
+        finally:
+            host.kill()
 
 
 FAKE_QMD = """\

@@ -13,7 +13,16 @@ from flask.testing import FlaskClient
 from memgw.app import create_app
 from memgw.config import Config
 from memgw.remote import Remote
-from tests.actors import FakeQmd, Server, Upstream, WarmHost, served
+from tests.actors import (
+    FakeQmd,
+    HostProxy,
+    Server,
+    Upstream,
+    WarmHost,
+    host_proxy,
+    served,
+    warm_host_of_its_own,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +55,20 @@ def warm_host() -> Iterator[WarmHost]:
         host = WarmHost(os.environ, Path(folder))
         yield host
         host.stop()
+
+
+@pytest.fixture
+def own_host() -> Iterator[WarmHost]:
+    """One for this test alone, to be treated badly."""
+    with warm_host_of_its_own(os.environ) as host:
+        yield host
+
+
+@pytest.fixture
+def proxy(warm_host: WarmHost) -> Iterator[HostProxy]:
+    """In front of the host that all tests share; `serve` puts it before a data directory."""
+    with host_proxy(warm_host) as proxy:
+        yield proxy
 
 
 @pytest.fixture
