@@ -11,6 +11,7 @@ from memgw.branch import Branch
 from memgw.errors import (
     FULL,
     CommitUnusable,
+    EngineBadOutput,
     EngineFailed,
     EngineMissing,
     HostAway,
@@ -107,7 +108,7 @@ class Syncer:
                 except HostAway as exc:
                     self._workspace.report(exc)
                     break
-                except (IndexDamaged, EngineFailed) as exc:
+                except (IndexDamaged, EngineFailed, EngineBadOutput) as exc:
                     self._workspace.report(exc)
                 else:
                     if stamp:
