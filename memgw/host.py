@@ -148,7 +148,7 @@ class QmdHost:
     @property
     def incremental(self) -> bool:
         try:
-            self._call({"op": "status"}, Deadline(PATIENCE_SECONDS), PATIENCE_SECONDS)
+            self._call({"op": "status"}, Deadline(2 * PATIENCE_SECONDS), PATIENCE_SECONDS)
         except MemgwError:
             return False
         return True
