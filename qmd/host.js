@@ -25,7 +25,10 @@ let address; // {path, inode} of our socket
 const server = net.createServer((socket) => {
   const connection = { socket, busy: false };
   connections.add(connection);
-  socket.on("close", () => connections.delete(connection));
+  socket.on("close", () => {
+    connections.delete(connection);
+    endWhenDrained();
+  });
   socket.on("error", () => socket.destroy()); // the asker has gone: nobody is left to be told
   readLines(connection);
 });
@@ -79,17 +82,25 @@ function kindOf(error) {
 function drain() {
   if (draining) return;
   draining = true;
-  server.close(() => {
-    stores.closeAll();
-    process.exit(0);
-  });
+  if (!wasTakenAway()) server.close(); // removes the name, which may be a successor's otherwise
   for (const { socket, busy } of connections) if (!busy) socket.destroySoon();
   setTimeout(() => process.exit(1), DRAIN_MS).unref();
+  endWhenDrained();
+}
+
+function endWhenDrained() {
+  if (!draining || connections.size) return;
+  stores.closeAll();
+  process.exit(0);
+}
+
+function wasTakenAway() {
+  return address && statSync(address.path, { throwIfNoEntry: false })?.ino !== address.inode;
 }
 
 function lookAfter() {
   stores.closeVanished();
-  if (address && statSync(address.path, { throwIfNoEntry: false })?.ino !== address.inode) {
+  if (wasTakenAway()) {
     console.error("the host's socket was taken away: it ends, to be started anew");
     drain();
   }
