@@ -55,7 +55,8 @@ class Indexer:
         Compared is what changed, and how many documents there are in all; everything, when there was no base.
         """
         changed = [item for item in differences if documents.wanted(item.path) and _matters(item)]
-        before = self._index.hashes(place.file, [item.path for item in changed]) if base else {}
+        paths = [item.path for item in changed if documents.readable(item.path)]  # no index has another
+        before = self._index.hashes(place.file, paths) if base else {}
         wanted: dict[str, str] = {}
         self._engine.apply(place, self._batches(changed, before, wanted, blobs), deadline)
         identity = self._settled(place.file)
@@ -65,7 +66,7 @@ class Indexer:
                 raise IndexDamaged("the index lacks documents of the commit")
             return Built(identity, len(texts), len(wanted) - len(texts))
         number = base.documents - len(before) + len(texts)
-        if self._index.hashes(place.file, [item.path for item in changed]) != texts:
+        if self._index.hashes(place.file, paths) != texts:
             raise IndexDamaged("the index did not take in what changed")
         if {self._index.documents(place.file), self._index.count_texts(place.file)} != {number}:
             raise IndexDamaged("the index has another number of documents than the commit")
