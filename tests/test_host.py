@@ -126,7 +126,7 @@ def questions() -> list[Question]:
 
 
 FOR_THE_COMMAND_LINE = [
-    Question("retry"), Question("retry queue", limit=50), Question('"equal weight"', limit=50), 
+    Question("retry"), Question("retry queue", limit=50), Question('"equal weight"', limit=50),
     Question("tie", limit=3), Question("equal", limit=1), Question("equal", limit=26),
     Question("equal", limit=50), Question("-retry"),
     Question("retry -queue", limit=50), Question("重试", limit=50), Question("死信队列 -回滚方案"), Question("v2.8.3"),
