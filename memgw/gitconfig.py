@@ -19,7 +19,7 @@ BELIEVED_SECONDS = 60.0
 _SETTINGS = """\
 # Written by memgw. Your own settings come first, so that credential helpers, proxies and core.sshCommand work.
 [core]
-    sshCommand = ssh -o BatchMode=yes
+    sshCommand = {ssh}
 [include]
 {includes}
 [core]
@@ -77,13 +77,27 @@ class GitConfig:
         ]
         if named := environ.get("GIT_CONFIG_GLOBAL"):
             own = [Path(named)]
-        self._text = _SETTINGS.format(includes="\n".join(f"    path = {_quoted(place)}" for place in own))
+        self.connections = data / "run" / "ssh" if _multiplexes(url, data) else None
+        self._text = _SETTINGS.format(
+            ssh=" -o ".join(["ssh", "BatchMode=yes", *_multiplexing(self.connections)]),
+            includes="\n".join(f"    path = {_quoted(place)}" for place in own),
+        )
         self._read = [self.path, *own, Path("/etc/gitconfig")]
         self._lock = Lock()
         self._view: tuple[View, object, float] | None = None
 
     def write(self) -> None:
         files.ensure(self.path, self._text)
+        if self.connections:
+            files.make_folder(self.connections)
+            if self.connections.stat().st_mode & 0o077:  # who can open a socket in there is us to the remote
+                self.connections.chmod(0o700)
+
+    def forget_connections(self) -> None:
+        """Makes the next ssh connect anew. A connection that is kept ends by itself when nobody uses it."""
+        if self.connections:
+            for socket in self.connections.glob("*"):
+                socket.unlink(missing_ok=True)
 
     def view(self, deadline: Deadline) -> View | None:
         """None when git can't say. A change of the files that git reads counts at once; one of files that these include
@@ -112,6 +126,22 @@ class GitConfig:
             bool(names & {"transfer.hiderefs", "uploadpack.hiderefs"}),
             tuple((name.removeprefix("http."), value) for name, value in http),
         )
+
+
+def _multiplexes(url: str, data: Path) -> bool:
+    """Whether ssh is what git will use, and the socket's path is of a length and of letters that ssh can take: ssh adds
+    40 to the folder's for %C and 17 while it makes one, of the 108 that a socket's address has."""
+    ssh = re.match(r"(ssh|git\+ssh|ssh\+git)://|(?!\w+://)[^/]+:", url)
+    return bool(ssh and re.fullmatch(r"[A-Za-z0-9/._-]{1,40}", str(data)))
+
+
+def _multiplexing(folder: Path | None) -> list[str]:
+    """Options that keep one connection for a minute: a new command on it costs one round trip, and is as fresh as ever,
+    since the server starts an upload-pack for each. A connection that the network lost is given up after 10 seconds."""
+    if not folder:
+        return []
+    options = ("ControlMaster=auto", "ControlPersist=60", "ServerAliveInterval=5", "ServerAliveCountMax=2")
+    return [*options, f"ControlPath={folder}/%C"]
 
 
 def _pairs(listed: bytes) -> list[tuple[str, str]]:

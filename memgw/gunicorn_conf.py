@@ -6,6 +6,7 @@ request (gthread); a request is bounded by its own deadline, which is shorter th
 
 import os
 import sys
+from typing import Any
 
 from memgw.config import Config, ConfigError, environment
 
@@ -13,6 +14,12 @@ try:
     _config = Config.load(environment(os.environ))
 except ConfigError as exc:
     sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+
+
+def on_exit(server: Any) -> None:
+    """In the master, after its workers."""
+    server.app.wsgi().extensions["memgw"].remote.close()
+
 
 bind = _config.bind
 worker_class = "gthread"

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
-from memgw import lsrefs, refs
+from memgw import lsrefs, proc, refs
 from memgw.asking import Asked, Askings
 from memgw.branch import Branch
 from memgw.deadline import Deadline
@@ -52,6 +52,14 @@ class Remote:
             since = deadline.started if since is None else since
             return self._askings.share(branch, deadline, since, lambda: self._ask(branch, view, deadline))
 
+    def close(self) -> None:
+        """Ends the connections that ssh keeps. For when the gateway ends."""
+        folder = self.config.connections
+        for socket in folder.glob("*") if folder else ():
+            command = ["ssh", "-F", "/dev/null", "-o", f"ControlPath={socket}", "-O", "exit", "memgw"]
+            with suppress(ToolError):
+                proc.run(command, cwd=socket.parent, env=self.env, timeout=2)
+
     def _ask(self, branch: Branch, view: View | None, deadline: Deadline) -> Asked:
         at = now()
         with self._limited(deadline) as limit:
@@ -92,6 +100,7 @@ class Remote:
         try:
             out = cast(bytes, git.ls_remote("--", self.url, branch.ref))
         except ToolError as exc:
+            self.config.forget_connections()
             raise_remote(exc, deadline)
         for line in out.split(b"\n"):
             oid, _, ref = line.partition(b"\t")

@@ -1,11 +1,13 @@
 """Who acts in the tests: a remote that is pushed to, a gunicorn that is asked, a qmd that misbehaves on purpose."""
 
+import getpass
 import gzip
 import http.client
 import http.server
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import socketserver
@@ -486,6 +488,36 @@ def warm_host_of_its_own(environ: Mapping[str, str]) -> Iterator[WarmHost]:
             yield host
         finally:
             host.kill()
+
+
+@contextmanager
+def sshd(folder: Path) -> Iterator[tuple[str, str]]:
+    """A real sshd that lets us in. Yields where it listens, as a URL without a path, and a PATH whose ssh knows it."""
+    folder.mkdir()
+    for name in ("host", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/key.pub\n"
+        "StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin yes\n"
+    )
+    (folder / "ssh_config").write_text(
+        f"IdentityFile {folder}/key\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known\n"
+        "StrictHostKeyChecking accept-new\nLogLevel ERROR\n"
+    )
+    ssh = folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    ssh.chmod(0o755)
+    command = [str(shutil.which("sshd")), "-D", "-e", "-f", str(folder / "sshd_config")]
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as server:
+        try:
+            assert until(lambda: b"listening" in (folder / "log").read_bytes()), (folder / "log").read_text()
+            yield f"ssh://{getpass.getuser()}@127.0.0.1:{port}", f"{ssh.parent}:{os.environ['PATH']}"
+        finally:
+            server.terminate()
 
 
 FAKE_QMD = """\
