@@ -84,7 +84,7 @@ def amount(value: float, unit: str) -> str:
 def _cell(sample: Sample | None) -> str:
     if not sample:
         return "–"
-    tail = f" · {amount(sample.p99, 's')}" if sample.unit == "s" and len(sample.values) > 1 else ""
+    tail = f" · {amount(sample.p99, sample.unit)}" if sample.unit != "/s" and len(sample.values) > 1 else ""
     return f"{amount(sample.median, sample.unit)}{tail} ({sample.count})"
 
 

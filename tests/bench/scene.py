@@ -25,7 +25,7 @@ class Options:
     answers: int = 200
     slow: int = 8
     """How often to do what takes the baseline seconds."""
-    patience: float = 60
+    patience: float = 45
     """Seconds after which a series ends before it is complete."""
 
     @property
@@ -136,7 +136,7 @@ class Scene:
 
     def _first(self) -> float:
         path, text = corpus.note(self.files // 2)
-        phrase = f'"{text.splitlines()[4]}"'
+        phrase = f'"{text.splitlines()[0].removeprefix("# ")}"'
         answer = self._client.ask(phrase)
         check_commit(answer.json, phrase, self.tip)
         check_paths("memgw", phrase, [path for path, _ in answer.hits], [path])
