@@ -32,7 +32,7 @@ from memgw.workspace import Held, Workspace
 log = logging.getLogger(__name__)
 
 TRIES_WITHOUT_LOCK = 2
-WORTH_A_THREAD_MS = 2.0
+WORTH_A_THREAD_MS = 5.0
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_a_repository_that_is_gone_is_damage(objects: Objects, upstream: Upstrea
         lambda: objects.differences(None, commit, Deadline(DEADLINE)),
         lambda: objects.documents(commit, Deadline(DEADLINE)),
         lambda: objects.newest_of({commit}, commit, Deadline(DEADLINE)),
-        lambda: objects.sizes([MISSING], Deadline(DEADLINE)),
+        lambda: objects.blobs(Deadline(DEADLINE)).sizes([MISSING]),
     ):
         with pytest.raises(MirrorDamaged):
             act()
@@ -170,10 +170,10 @@ def test_blobs_are_the_bytes_that_were_pushed(objects: Objects, upstream: Upstre
     }  # fmt: skip
     commit = upstream.commit("main", contents)
     names = {blob(upstream, commit, path): path for path in contents}
-    sizes = objects.sizes(list(names), Deadline(DEADLINE))
+    sizes = objects.blobs(Deadline(DEADLINE)).sizes(list(names))
     assert {names[oid]: size for oid, size in sizes.items()} == {path: len(data) for path, data in contents.items()}
     found: dict[str, bytes] = {}
-    for some in objects.contents(list(names), sizes, Deadline(DEADLINE)):
+    for some in objects.blobs(Deadline(DEADLINE)).contents(list(names)):
         found |= {names[oid]: data for oid, data in some.items()}
     assert found == contents
 
@@ -184,22 +184,21 @@ def test_blobs_come_a_few_at_a_time_in_order_and_each_once(objects: Objects, ups
     commit = upstream.commit("main", small | large)
     listed = {item.path: item.new.blob for item in differences(objects, None, commit) if item.new}
     asked = [listed[path] for path in [*small, *large, "000", "001"]]
-    sizes = objects.sizes(asked, Deadline(DEADLINE))
-    chunks = list(objects.contents(asked, sizes, Deadline(DEADLINE)))
+    chunks = list(objects.blobs(Deadline(DEADLINE)).contents(asked))
     assert [len(chunk) for chunk in chunks] == [CHUNK_BLOBS, 51, 1, 1]
     assert [oid for chunk in chunks for oid in chunk] == asked[:-2]
-    assert list(objects.contents([], {}, Deadline(DEADLINE))) == []
+    assert list(objects.blobs(Deadline(DEADLINE)).contents([])) == []
 
 
 def test_a_blob_that_is_missing_is_damage(objects: Objects, upstream: Upstream) -> None:
     commit = upstream.commit("main", {"a.md": "a"})
     there = blob(upstream, commit, "a.md")
     with pytest.raises(MirrorDamaged):
-        objects.sizes([there, MISSING], Deadline(DEADLINE))
+        objects.blobs(Deadline(DEADLINE)).sizes([there, MISSING])
     with pytest.raises(MirrorDamaged):
-        objects.sizes([commit], Deadline(DEADLINE))  # no blob
+        objects.blobs(Deadline(DEADLINE)).sizes([commit])  # no blob
     with pytest.raises(MirrorDamaged):
-        list(objects.contents([there, MISSING], {there: 1, MISSING: 1}, Deadline(DEADLINE)))
+        list(objects.blobs(Deadline(DEADLINE)).contents([there, MISSING]))
 
 
 def test_the_newest_of_some_commits_is_found_in_the_history(objects: Objects, upstream: Upstream) -> None:
