@@ -49,6 +49,7 @@ class Worktree:
             try:
                 git.checkout("--force", "--detach", "--quiet", commit, "--")
                 git.clean("-ffdxq")
+                self._empty_submodules(git.ls_files("--stage", "-z"))
             except ToolError as exc:
                 raise translate(exc, deadline) or WorktreeDamaged("the files can't be brought to it") from exc
 
@@ -66,10 +67,13 @@ class Worktree:
                 raise WorktreeDamaged("submodules are Git's own matter")
             if any(_NOT_PLAIN.search(item.path) for item in differences):
                 raise WorktreeDamaged("a name that is Git's to judge")
+            sides = {item.path: item.new for item in differences if item.new}
+            names = [side.blob for side in sides.values()]
+            if any(size > documents.MAX_BYTES for size in blobs.sizes(names).values()):
+                raise WorktreeDamaged("a file that is too large to be held in memory")
             try:
                 grown = -sum(self._take_away(item.path) for item in differences if item.old)
-                sides = {item.path: item.new for item in differences if item.new}
-                for contents in blobs.contents([side.blob for side in sides.values()]):
+                for contents in blobs.contents(names):
                     for path, side in sides.items():
                         if side.blob in contents:
                             grown += self._put(path, side, contents[side.blob])
@@ -136,6 +140,16 @@ class Worktree:
         """A link where a folder should be could lead anywhere."""
         if any((self.path / folder).is_symlink() for folder in file.relative_to(self.path).parents[:-1]):
             raise WorktreeDamaged("a link in the place of a folder")
+
+    def _empty_submodules(self, index: bytes) -> None:
+        """`git clean` leaves alone what lies in them, though none of ours is ever filled."""
+        for entry in index.split(b"\0"):
+            if entry.startswith(_SUBMODULE.encode()):
+                folder = self.path / os.fsdecode(entry.partition(b"\t")[2])
+                self._must_be_inside(folder)
+                if folder.is_symlink() or not folder.is_dir() or any(folder.iterdir()):
+                    files.remove(folder)
+                    folder.mkdir(parents=True)
 
     def _read(self, path: str) -> bytes:
         """A regular file's content, whatever else may be there by its name."""
