@@ -12,6 +12,7 @@ import pytest
 from memgw import locks
 from memgw.branch import Branch
 from memgw.deadline import Deadline
+from memgw.documents import MAX_BYTES
 from memgw.errors import DeadlineExceeded, MirrorDamaged, WorktreeDamaged
 from memgw.mirror import Mirror
 from memgw.objects import Blobs, Difference, Side
@@ -149,6 +150,41 @@ def test_submodules_are_left_to_git(place: Place) -> None:
         assert place.worktree.head() == old
         place.worktree.align(new, Deadline(30), place.held)
         place.assert_is(new)
+
+
+def test_nothing_is_left_where_a_submodule_is_to_be(place: Place) -> None:
+    first = place.align(files("a.md"))
+    second = place.push(files("a.md", "x.md/in.md"))
+    place.apply(first, second)  # Git's own index does not know of it
+    third = place.push(files("a.md") | {"x.md": (SUBMODULE, b"1" * 40)})
+    with pytest.raises(WorktreeDamaged):
+        place.apply(second, third)
+    place.worktree.align(third, Deadline(30), place.held)
+    place.assert_is(third)
+    module, outside = place.worktree.path / "x.md", place.worktree.path.parent
+    for spoil in (
+        lambda: (module / "leftover.md").write_text("leftover"),
+        lambda: module.rmdir(),
+        lambda: [module.rmdir(), module.write_text("leftover")],
+        lambda: [module.rmdir(), module.symlink_to(outside)],
+    ):
+        spoil()
+        place.worktree.align(third, Deadline(30), place.held)
+        place.assert_is(third)
+    assert outside.is_dir()
+
+
+def test_a_file_too_large_for_memory_is_left_to_git(place: Place) -> None:
+    first = place.align(files("a.md"))
+    second = place.push(files("a.md") | {"large.bin": (REGULAR, bytes(MAX_BYTES + 1))})
+    with pytest.raises(WorktreeDamaged):
+        place.apply(first, second)
+    place.assert_is(first)
+    place.worktree.align(second, Deadline(30), place.held)
+    assert (place.worktree.path / "large.bin").stat().st_size == MAX_BYTES + 1
+    third = place.push(files("a.md"))
+    place.apply(second, third)
+    place.assert_is(third)
 
 
 def test_more_than_it_takes_on_is_left_to_git(place: Place) -> None:
@@ -310,9 +346,9 @@ def test_what_is_left_half_way_is_still_called_the_old_commits_and_made_whole(pl
     first = place.align(files("a.md", "b.md", "c.md"))
     second = place.push(files("a.md", "b.md", text="new") | files("d.md"))
     differences = place.differences(first, second)
-    broken = [*differences, Difference("e.md", None, Side(REGULAR, "1" * 40))]
-    with pytest.raises(MirrorDamaged):  # as far as it gets: what goes is gone, what comes is not there
-        place.worktree.apply(broken, place.blobs(), first, second, Deadline(30))
+    (place.worktree.path / "d.md").write_text("leftover")
+    with pytest.raises(WorktreeDamaged):  # as far as it gets: what goes is gone, what comes is not there
+        place.worktree.apply(differences, place.blobs(), first, second, Deadline(30))
     assert place.worktree.head() == first
     assert not (place.worktree.path / "c.md").exists()
     with pytest.raises(WorktreeDamaged):
