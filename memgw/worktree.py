@@ -144,7 +144,7 @@ class Worktree:
     def _empty_submodules(self, index: bytes) -> None:
         """`git clean` leaves alone what lies in them, though none of ours is ever filled."""
         for entry in index.split(b"\0"):
-            if entry.startswith(_SUBMODULE.encode()):
+            if entry.startswith(SUBMODULE.encode()):
                 folder = self.path / os.fsdecode(entry.partition(b"\t")[2])
                 self._must_be_inside(folder)
                 if folder.is_symlink() or not folder.is_dir() or any(folder.iterdir()):

@@ -162,13 +162,16 @@ def test_nothing_is_left_where_a_submodule_is_to_be(place: Place) -> None:
     place.worktree.align(third, Deadline(30), place.held)
     place.assert_is(third)
     module, outside = place.worktree.path / "x.md", place.worktree.path.parent
-    for spoil in (
-        lambda: (module / "leftover.md").write_text("leftover"),
-        lambda: module.rmdir(),
-        lambda: [module.rmdir(), module.write_text("leftover")],
-        lambda: [module.rmdir(), module.symlink_to(outside)],
-    ):
-        spoil()
+    for spoil in ("mkdir", "rmdir", "write_text", "symlink_to"):
+        if spoil == "mkdir":
+            (module / "leftover").mkdir()
+            (module / "leftover" / "leftover.md").write_text("leftover")
+        else:
+            module.rmdir()
+        if spoil == "write_text":
+            module.write_text("leftover")
+        if spoil == "symlink_to":
+            module.symlink_to(outside)
         place.worktree.align(third, Deadline(30), place.held)
         place.assert_is(third)
     assert outside.is_dir()
