@@ -12,6 +12,8 @@ const { extractTitle, hashContent } = await import(new URL("store.js", entry));
 
 export const version = JSON.parse(readFileSync(fileURLToPath(new URL("../package.json", entry)), "utf8")).version;
 
+const embedding = new Set();
+
 const SNIPPET_LENGTH = 300; // as the command line's --json
 
 /** `kind`: missing (no such index), unknown (no such operation), full (no space), failed. */
@@ -22,7 +24,7 @@ export class Failure extends Error {
   }
 }
 
-export const operations = { status, search, apply, update };
+export const operations = { status, search, vector, hybrid, apply, update, embed };
 
 /** The process: → {pid, rss (bytes), stores (how many are open)}. */
 function status() {
@@ -39,6 +41,28 @@ async function search({ file, query, limit, min_score }) {
     stores.close(file); // a broken index: whatever is there next is looked at anew
     throw error;
   }
+}
+
+/** Vectors alone, the text as it is: {file, collection, query, limit, min_score, …as hybrid} → {hits}. */
+function vector({ query, ...more }) {
+  return hybrid({ ...more, queries: [{ type: "vec", query }], rerank: false });
+}
+
+/**
+ * BM25 and vectors, fused: {file, collection, queries: [{type: lex | vec | hyde, query}], limit, min_score, rerank, intent,
+ * candidate_limit, explain} → {hits}. With `query` in place of `queries`, qmd expands it with the generation model.
+ */
+async function hybrid({ file, collection, query, queries, limit, min_score, rerank, intent, candidate_limit, explain }) {
+  const store = await open(file);
+  const shown = query ?? (queries.find(({ type }) => type === "lex") ?? queries.find(({ type }) => type === "vec") ?? queries[0]).query;
+  const options = { collection, limit, minScore: min_score, rerank, intent, candidateLimit: candidate_limit, explain };
+  const found = await store.search(queries ? { queries, ...options } : { query, ...options });
+  return {
+    hits: found.map((row) => ({
+      ...hit({ ...row, chunkPos: row.bestChunkPos, chunkLen: row.bestChunk.length }, shown, intent),
+      ...(row.explain && { explain: row.explain }),
+    })),
+  };
 }
 
 /**
@@ -68,6 +92,19 @@ async function update({ file, config }) {
   const store = await open(file, { config, create: true });
   await store.update();
   return {};
+}
+
+/** Makes the vectors that are missing: {file, config} → {chunks, errors, pending (documents)}. One at a time an index. */
+async function embed({ file, config }) {
+  const store = await open(file, { config });
+  if (embedding.has(file)) throw new Failure("failed", "vectors of this index are being made already");
+  embedding.add(file);
+  try {
+    const { chunksEmbedded, errors } = await store.embed();
+    return { chunks: chunksEmbedded, errors, pending: store.internal.getHashesNeedingEmbedding() };
+  } finally {
+    embedding.delete(file);
+  }
 }
 
 /** As reindexCollection does with a file that it has read; → the hash that the path had before. */
@@ -103,8 +140,8 @@ async function open(file, how) {
   }
 }
 
-function hit(row, query) {
-  const { line, snippet } = extractSnippet(row.body, query, SNIPPET_LENGTH);
+function hit(row, query, intent) {
+  const { line, snippet } = extractSnippet(row.body, query, SNIPPET_LENGTH, row.chunkPos, row.chunkLen, intent);
   return {
     docid: `#${row.docid}`,
     score: Math.round(row.score * 100) / 100,
