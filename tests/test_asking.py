@@ -220,7 +220,7 @@ def ask():
 
 def work():
     while time.monotonic() < end:
-        since, before = time.monotonic(), int(number.read_text(), 16)
+        before, since = int(number.read_text(), 16), time.monotonic()  # in this order
         got = int(askings.share(Branch("main"), Deadline(30), since, ask).commit, 16)
         sys.stdout.write("old\\n" if got < before else "good\\n")
 
