@@ -15,8 +15,7 @@ from memgw.deadline import Deadline
 from memgw.documents import MAX_BYTES
 from memgw.errors import DeadlineExceeded, MirrorDamaged, WorktreeDamaged
 from memgw.mirror import Mirror
-from memgw.objects import Blobs, Difference, Side
-from memgw.remote import Remote
+from memgw.objects import Difference, Side
 from memgw.worktree import Worktree
 from tests.actors import Upstream
 from tests.test_indexer import EXECUTABLE, REGULAR, SUBMODULE, SYMLINK, lie, listing, type_of_tree
@@ -50,11 +49,8 @@ class Place:
         assert found is not None
         return found
 
-    def blobs(self) -> Blobs:
-        return self.mirror.objects.blobs(Deadline(30))
-
     def apply(self, old: str, new: str) -> int:
-        return self.worktree.apply(self.differences(old, new), self.blobs(), old, new, Deadline(30))
+        return self.worktree.apply(self.differences(old, new), old, new, Deadline(30))
 
     def assert_is(self, commit: str) -> None:
         assert lie(self.worktree.path) == listing(self.upstream, commit)
@@ -78,8 +74,7 @@ class Place:
 def place(upstream: Upstream, data: Path) -> Iterator[Place]:
     data.mkdir(exist_ok=True)
     (data / "git-mirror").mkdir()
-    remote = Remote(data, upstream.url, {"PATH": os.environ["PATH"]}, timeout=30)
-    mirror = Mirror(data, remote, lock_timeout=30)
+    mirror = Mirror(data, upstream.url, {"PATH": os.environ["PATH"]}, remote_timeout=30, lock_timeout=30)
     with locks.hold(data / "locks" / "workspace", Deadline(60), 30) as held:
         yield Place(upstream, mirror, Worktree(data / "workspaces" / "main", mirror), held)
 
@@ -152,6 +147,23 @@ def test_submodules_are_left_to_git(place: Place) -> None:
         place.assert_is(new)
 
 
+def filled(folder: Path) -> None:
+    (folder / "leftover.md").write_text("leftover")
+
+
+def a_file(folder: Path) -> None:
+    folder.rmdir()
+    folder.write_text("leftover")
+
+
+def a_link_out(folder: Path) -> None:
+    folder.rmdir()
+    folder.symlink_to(folder.parent.parent)
+
+
+SPOILT_FOLDERS: list[Callable[[Path], None]] = [filled, Path.rmdir, a_file, a_link_out]
+
+
 def test_nothing_is_left_where_a_submodule_is_to_be(place: Place) -> None:
     first = place.align(files("a.md"))
     second = place.push(files("a.md", "x.md/in.md"))
@@ -161,17 +173,9 @@ def test_nothing_is_left_where_a_submodule_is_to_be(place: Place) -> None:
         place.apply(second, third)
     place.worktree.align(third, Deadline(30), place.held)
     place.assert_is(third)
-    module, outside = place.worktree.path / "x.md", place.worktree.path.parent
-    for spoil in ("mkdir", "rmdir", "write_text", "symlink_to"):
-        if spoil == "mkdir":
-            (module / "leftover").mkdir()
-            (module / "leftover" / "leftover.md").write_text("leftover")
-        else:
-            module.rmdir()
-        if spoil == "write_text":
-            module.write_text("leftover")
-        if spoil == "symlink_to":
-            module.symlink_to(outside)
+    outside = place.worktree.path.parent
+    for spoil in SPOILT_FOLDERS:
+        spoil(place.worktree.path / "x.md")
         place.worktree.align(third, Deadline(30), place.held)
         place.assert_is(third)
     assert outside.is_dir()
@@ -205,19 +209,19 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_name_that_leads_elsewhere_is_never_written(place: Place, name: str, tmp_path: Path) -> None:
+def test_a_name_that_leads_elsewhere_is_never_written(place: Place, tmp_path: Path) -> None:
     """Git itself refuses to make such trees, so that the difference is handed over as it would come out of one."""
     first = place.align(files("x/a.md"))
     oid = place.blob(b"evil")
     second = place.push(files("x/a.md", "harmless.md"))
     before = everything(tmp_path)
     plain = Difference("harmless.md", None, Side(REGULAR, oid))
-    for side in (Side(REGULAR, oid), Side(SYMLINK, oid)):
-        for hostile in (Difference(name, None, side), Difference(name, side, None), Difference(name, side, side)):
-            with pytest.raises(WorktreeDamaged):
-                place.worktree.apply([plain, hostile], place.blobs(), first, second, Deadline(30))
-            assert everything(tmp_path) == before
+    for name in HOSTILE:
+        for side in (Side(REGULAR, oid), Side(SYMLINK, oid)):
+            for hostile in (Difference(name, None, side), Difference(name, side, None), Difference(name, side, side)):
+                with pytest.raises(WorktreeDamaged):
+                    place.worktree.apply([plain, hostile], first, second, Deadline(30))
+                assert everything(tmp_path) == before, hostile
     place.assert_is(first)
 
 
@@ -269,7 +273,7 @@ def test_a_link_of_the_commit_itself_is_not_followed(place: Place, tmp_path: Pat
     pieced = [Difference("x", None, Side(SYMLINK, link)), Difference("x/evil.md", None, Side(REGULAR, text))]
     for order in (pieced, pieced[::-1]):
         with pytest.raises(WorktreeDamaged):
-            place.worktree.apply(order, place.blobs(), first, second, Deadline(30))
+            place.worktree.apply(order, first, second, Deadline(30))
         assert not (tmp_path / "evil.md").exists()
         assert place.worktree.head() == first
         place.worktree.align(first, Deadline(30), place.held)
@@ -283,7 +287,7 @@ def test_a_link_with_a_nul_in_it_is_left_to_git(place: Place) -> None:
     assert place.worktree.head() == first
 
 
-def replaced_by_folder(file: Path) -> None:
+def a_folder_instead(file: Path) -> None:
     file.unlink()
     file.mkdir()
 
@@ -296,7 +300,7 @@ LEFTOVERS: dict[str, Callable[[Path], object]] = {
     "a pipe where a file is to come": lambda tree: os.mkfifo(tree / "new.md"),
     "a file where a folder is to come": lambda tree: (tree / "folder").write_text("leftover"),
     "a file that is to go is gone": lambda tree: (tree / "old.md").unlink(),
-    "a folder where a file is to go": lambda tree: replaced_by_folder(tree / "old.md"),
+    "a folder where a file is to go": lambda tree: a_folder_instead(tree / "old.md"),
     "the pointer is gone": lambda tree: (tree / ".git").unlink(),
     "the pointer leads elsewhere": lambda tree: (tree / ".git").write_text("gitdir: /nowhere\n"),
     "the worktree is gone": lambda tree: shutil.rmtree(tree),
@@ -341,7 +345,7 @@ def test_a_blob_that_the_mirror_lacks_is_the_mirrors_damage(place: Place) -> Non
     second = place.push(files("a.md", "b.md"))
     lacking = [Difference("b.md", None, Side(REGULAR, "1" * 40))]
     with pytest.raises(MirrorDamaged):
-        place.worktree.apply(lacking, place.blobs(), first, second, Deadline(30))
+        place.worktree.apply(lacking, first, second, Deadline(30))
     place.assert_is(first)
 
 
@@ -351,7 +355,7 @@ def test_what_is_left_half_way_is_still_called_the_old_commits_and_made_whole(pl
     differences = place.differences(first, second)
     (place.worktree.path / "d.md").write_text("leftover")
     with pytest.raises(WorktreeDamaged):  # as far as it gets: what goes is gone, what comes is not there
-        place.worktree.apply(differences, place.blobs(), first, second, Deadline(30))
+        place.worktree.apply(differences, first, second, Deadline(30))
     assert place.worktree.head() == first
     assert not (place.worktree.path / "c.md").exists()
     with pytest.raises(WorktreeDamaged):
@@ -363,9 +367,8 @@ def test_what_is_left_half_way_is_still_called_the_old_commits_and_made_whole(pl
 def test_no_time_is_left_is_said(place: Place) -> None:
     first = place.align(files("a.md"))
     second = place.push(files("a.md", "b.md"))
-    differences, late = place.differences(first, second), place.mirror.objects.blobs(Deadline(0))
     with pytest.raises(DeadlineExceeded):
-        place.worktree.apply(differences, late, first, second, Deadline(0))
+        place.worktree.apply(place.differences(first, second), first, second, Deadline(0))
 
 
 def test_files_are_for_whom_the_umask_lets(place: Place) -> None:
