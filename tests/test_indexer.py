@@ -309,7 +309,7 @@ def world(environ: dict[str, str], upstream: Upstream, data: Path, proxy: HostPr
     return World(upstream, client, data, proxy, Library(root))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2, 102, 116])
 def test_whatever_is_pushed_the_difference_leads_to_the_index_that_qmd_builds(world: World, seed: int) -> None:
     author = Author(Random(seed))
     for _ in range(10):
@@ -388,7 +388,10 @@ def test_a_new_branch_starts_from_the_nearest_that_is_there(world: World) -> Non
     world.push(unrelated, branch="task/unrelated", parent=None)
     assert world.sync("task/unrelated") == difference(first, unrelated)  # the default branch's, for want of a nearer
     world.assert_right("task/unrelated")
-    world.index("task/near").unlink()
+    with closing(sqlite3.connect(world.index("task/near"))) as db:
+        db.execute("UPDATE documents SET title = 'Spoilt' WHERE path = '3.md'")
+        db.commit()
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     again = second | plain("again.md")
     world.push(again, branch="task/again", parent=middle)
     assert world.sync("task/again") == texts(again)  # what is stamped of the nearest is not true
