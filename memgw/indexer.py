@@ -57,6 +57,8 @@ class Indexer:
         changed = [item for item in differences if documents.wanted(item.path) and _matters(item)]
         paths = [item.path for item in changed if documents.readable(item.path)]  # no index has another
         before = self._index.hashes(place.file, paths) if base else {}
+        if any(item.old is None and item.path in before for item in changed):
+            raise IndexDamaged("the index to start from has what is new in the commit")
         wanted: dict[str, str] = {}
         self._engine.apply(place, self._batches(changed, before, wanted, blobs), deadline)
         identity = self._settled(place.file)

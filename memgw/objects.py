@@ -48,8 +48,8 @@ class Objects:
         self._cwd, self._env = git_dir.parent, {**env, "GIT_DIR": str(git_dir)}
 
     def differences(self, old: str | None, new: str, deadline: Deadline) -> list[Difference] | None:
-        """Every path that differs; from nothing when `old` is None. A rename is two paths. None when `old` is not there
-        any more. Raises MirrorDamaged."""
+        """Every path that differs; from nothing when `old` is None. A rename is two paths. None when that can't be
+        told: `old` is not there any more, or a tree has two entries of one name. Raises MirrorDamaged."""
         try:
             out: bytes = self._git(deadline).diff_tree(
                 "-r", "-z", "--raw", "--no-renames", "--no-abbrev", "--end-of-options", old or EMPTY_TREE, new
@@ -60,7 +60,7 @@ class Objects:
             raise translate(exc, deadline) or MirrorDamaged("the mirror can't compare commits") from exc
         fields = out.split(b"\0")[:-1]
         if len(set(fields[1::2])) < len(fields) // 2:
-            raise MirrorDamaged("a commit has two files of one name")
+            return None
         return [_difference(meta, path) for meta, path in zip(fields[::2], fields[1::2], strict=True)]
 
     def documents(self, commit: str, deadline: Deadline) -> dict[str, tuple[str, int]]:

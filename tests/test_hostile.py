@@ -123,6 +123,10 @@ def test_a_link_that_has_the_name_of_a_memory_is_not_followed(client: Client, up
     text, link = blob(upstream, b"# A\n\nalpha\n"), blob(upstream, b"/dev/zero")
     commit_of(upstream, "main", ("100644", "a.md", text), ("120000", "a.md", link))
     assert client.problem("/query", {"query": "alpha"}) == (502, "commit_unusable")
+    upstream.commit("main", {"a.md": "# A\n\nalpha\n"}, parent=None)
+    assert client.paths("alpha") == ["a.md"]
+    commit_of(upstream, "main", ("100644", "a.md", text), ("120000", "a.md", link))  # only the second one is new
+    assert client.problem("/query", {"query": "alpha"}) == (502, "commit_unusable")
 
 
 def test_a_file_larger_than_any_memory_is_left_out_and_said_so(client: Client, upstream: Upstream) -> None:

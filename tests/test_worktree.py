@@ -15,7 +15,8 @@ from memgw.deadline import Deadline
 from memgw.documents import MAX_BYTES
 from memgw.errors import DeadlineExceeded, MirrorDamaged, WorktreeDamaged
 from memgw.mirror import Mirror
-from memgw.objects import Difference, Side
+from memgw.objects import Blobs, Difference, Side
+from memgw.remote import Remote
 from memgw.worktree import Worktree
 from tests.actors import Upstream
 from tests.test_indexer import EXECUTABLE, REGULAR, SUBMODULE, SYMLINK, lie, listing, type_of_tree
@@ -49,8 +50,11 @@ class Place:
         assert found is not None
         return found
 
+    def blobs(self) -> Blobs:
+        return self.mirror.objects.blobs(Deadline(30))
+
     def apply(self, old: str, new: str) -> int:
-        return self.worktree.apply(self.differences(old, new), old, new, Deadline(30))
+        return self.worktree.apply(self.differences(old, new), self.blobs(), old, new, Deadline(30))
 
     def assert_is(self, commit: str) -> None:
         assert lie(self.worktree.path) == listing(self.upstream, commit)
@@ -74,7 +78,8 @@ class Place:
 def place(upstream: Upstream, data: Path) -> Iterator[Place]:
     data.mkdir(exist_ok=True)
     (data / "git-mirror").mkdir()
-    mirror = Mirror(data, upstream.url, {"PATH": os.environ["PATH"]}, remote_timeout=30, lock_timeout=30)
+    remote = Remote(data, upstream.url, {"PATH": os.environ["PATH"]}, timeout=30)
+    mirror = Mirror(data, remote, lock_timeout=30)
     with locks.hold(data / "locks" / "workspace", Deadline(60), 30) as held:
         yield Place(upstream, mirror, Worktree(data / "workspaces" / "main", mirror), held)
 
@@ -220,7 +225,7 @@ def test_a_name_that_leads_elsewhere_is_never_written(place: Place, tmp_path: Pa
         for side in (Side(REGULAR, oid), Side(SYMLINK, oid)):
             for hostile in (Difference(name, None, side), Difference(name, side, None), Difference(name, side, side)):
                 with pytest.raises(WorktreeDamaged):
-                    place.worktree.apply([plain, hostile], first, second, Deadline(30))
+                    place.worktree.apply([plain, hostile], place.blobs(), first, second, Deadline(30))
                 assert everything(tmp_path) == before, hostile
     place.assert_is(first)
 
@@ -273,7 +278,7 @@ def test_a_link_of_the_commit_itself_is_not_followed(place: Place, tmp_path: Pat
     pieced = [Difference("x", None, Side(SYMLINK, link)), Difference("x/evil.md", None, Side(REGULAR, text))]
     for order in (pieced, pieced[::-1]):
         with pytest.raises(WorktreeDamaged):
-            place.worktree.apply(order, first, second, Deadline(30))
+            place.worktree.apply(order, place.blobs(), first, second, Deadline(30))
         assert not (tmp_path / "evil.md").exists()
         assert place.worktree.head() == first
         place.worktree.align(first, Deadline(30), place.held)
@@ -345,7 +350,7 @@ def test_a_blob_that_the_mirror_lacks_is_the_mirrors_damage(place: Place) -> Non
     second = place.push(files("a.md", "b.md"))
     lacking = [Difference("b.md", None, Side(REGULAR, "1" * 40))]
     with pytest.raises(MirrorDamaged):
-        place.worktree.apply(lacking, first, second, Deadline(30))
+        place.worktree.apply(lacking, place.blobs(), first, second, Deadline(30))
     place.assert_is(first)
 
 
@@ -355,7 +360,7 @@ def test_what_is_left_half_way_is_still_called_the_old_commits_and_made_whole(pl
     differences = place.differences(first, second)
     (place.worktree.path / "d.md").write_text("leftover")
     with pytest.raises(WorktreeDamaged):  # as far as it gets: what goes is gone, what comes is not there
-        place.worktree.apply(differences, first, second, Deadline(30))
+        place.worktree.apply(differences, place.blobs(), first, second, Deadline(30))
     assert place.worktree.head() == first
     assert not (place.worktree.path / "c.md").exists()
     with pytest.raises(WorktreeDamaged):
@@ -367,8 +372,9 @@ def test_what_is_left_half_way_is_still_called_the_old_commits_and_made_whole(pl
 def test_no_time_is_left_is_said(place: Place) -> None:
     first = place.align(files("a.md"))
     second = place.push(files("a.md", "b.md"))
+    differences, late = place.differences(first, second), place.mirror.objects.blobs(Deadline(0))
     with pytest.raises(DeadlineExceeded):
-        place.worktree.apply(place.differences(first, second), first, second, Deadline(0))
+        place.worktree.apply(differences, late, first, second, Deadline(0))
 
 
 def test_files_are_for_whom_the_umask_lets(place: Place) -> None:
