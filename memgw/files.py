@@ -74,6 +74,12 @@ def make_folder(path: Path) -> None:
         os.chmod(path, stat.S_IRWXU)
 
 
+def is_full(path: Path) -> bool:
+    """Whether next to nothing more can be written where `path` is; some programs fail there without saying why."""
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize < 1024 * 1024 or (space.f_files > 0 and space.f_favail < 16)
+
+
 def size(path: Path) -> int:
     """Bytes of all files below `path`; those that vanish meanwhile do not count."""
     total = 0

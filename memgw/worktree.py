@@ -10,7 +10,7 @@ from pathlib import Path
 
 from memgw import documents, files
 from memgw.deadline import Deadline
-from memgw.errors import FULL, ToolError, WorktreeDamaged
+from memgw.errors import FULL, StorageFull, ToolError, WorktreeDamaged
 from memgw.gitcmd import Commands, translate
 from memgw.mirror import Mirror
 from memgw.objects import SUBMODULE, Blobs, Difference, Side
@@ -51,6 +51,8 @@ class Worktree:
                 git.clean("-ffdxq")
                 self._empty_submodules(git.ls_files("--stage", "-z"))
             except ToolError as exc:
+                if files.is_full(self.path):
+                    raise StorageFull("no space is left where memgw keeps its data") from exc
                 raise translate(exc, deadline) or WorktreeDamaged("the files can't be brought to it") from exc
 
     def apply(self, differences: Sequence[Difference], blobs: Blobs, old: str, new: str, deadline: Deadline) -> int:

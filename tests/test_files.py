@@ -263,3 +263,7 @@ def test_the_size_of_a_folder_is_that_of_its_files_links_not_followed(folder: Pa
     (folder / "a" / "to-one").symlink_to("one")
     assert files.size(folder) == 1234 + len("one")
     assert files.size(folder / "nothing") == 0
+
+
+def test_a_file_system_with_room_is_not_full(tmp_path: Path) -> None:
+    assert not files.is_full(tmp_path)

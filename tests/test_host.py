@@ -386,7 +386,9 @@ def test_a_server_that_is_no_host_of_ours_is_not_believed(fallback: Fallback, da
         before = fallback.calls()
         fallback.push()
         fallback.assert_right()
-        assert fallback.calls() == (before[0] + 1, before[1] + 1), name
+        after = fallback.calls()
+        assert after[0] - before[0] == 1, name
+        assert 1 <= after[1] - before[1] <= 2, name  # one more, in vain, while a slow remote was asked
     assert proxy.of("apply") == []
 
 
