@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 5.0
 """A search takes milliseconds: a host that says nothing for so long hangs, and is left alone for as long again."""
 
+BATCH_SECONDS = 60.0
+"""Some megabytes take less than one."""
+
 _MAX_ANSWER = 64 * 1024 * 1024
 _ADDRESS_BYTES = 100
 
@@ -162,7 +165,8 @@ class QmdHost:
 
     def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
         for batch in batches:
-            self._call({"op": "apply", **self._target(place), "gone": batch.gone, "put": batch.put}, deadline)
+            changes = {"gone": batch.gone, "put": batch.put}
+            self._call({"op": "apply", **self._target(place), **changes}, deadline, BATCH_SECONDS)
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         request = {

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from shutil import which
 
 from memgw import files, proc
 from memgw.app import create_cli
@@ -21,6 +22,8 @@ def main() -> int:
         sys.exit("memgw: MEMGW_QMD: the warm host needs qmd's own qmd.js")
     folder = config.host_socket.parent
     files.make_folder(folder)
+    if not which(config.launcher[0]):
+        sys.exit("memgw: MEMGW_NODE: the warm host needs Node, which was not found")
     node = [config.launcher[0], f"--max-old-space-size={HEAP_MEGABYTES}", str(ROOT / "qmd" / "host.js")]
     try:
         proc.become([*node, str(config.host_socket)], cwd=folder, env=create_cli(config, os.environ).host_env())

@@ -35,10 +35,12 @@ _MANY = 200
 
 @dataclass(frozen=True)
 class _Start:
-    """An index to go on from, from nothing when `base` is None. `take` brings it here and returns its name."""
+    """An index to go on from, from nothing when `base` is None. `take` brings it here and returns its name. `other`:
+    whose it is, if not our own."""
 
     base: Base | None
     take: Callable[[], str]
+    other: Workspace | None = None
 
 
 class Syncer:
@@ -121,7 +123,7 @@ class Syncer:
             yield _Start(_base(old), lambda: old.identity.file)
         elif relative := self._relative(commit):
             other, stamp = relative
-            yield _Start(_base(stamp), lambda: self._adopted(other, stamp))
+            yield _Start(_base(stamp), lambda: self._adopted(other, stamp), other)
         yield _Start(None, self._workspace.index.new_file)
 
     def _relative(self, commit: str) -> tuple[Workspace, Stamp] | None:
@@ -159,7 +161,7 @@ class Syncer:
                 return None
             blobs = self._mirror.objects.blobs(self._deadline)
             blobs.keep([item.new.blob for item in differences if item.new and item.new.mode != SUBMODULE])
-        size = self._align(base, differences, blobs, commit)
+        size = self._align(start, differences, blobs, commit)
         with self._deadline.step("index"):
             place = self._workspace.place_of(start.take())
             self._take_back(commit)
@@ -189,15 +191,19 @@ class Syncer:
                 raise EngineFailed("the search engine built an index that is not the commit's") from exc
             return self._stamped(built, commit, size)
 
-    def _align(self, base: Base | None, differences: Sequence[Difference], blobs: Blobs, commit: str) -> int:
+    def _align(self, start: _Start, differences: Sequence[Difference], blobs: Blobs, commit: str) -> int:
         """Brings the worktree to `commit` and returns its bytes."""
-        state = self._workspace.state()
+        ours, base, other = self._workspace.state(), start.base, start.other
+        state = other.state() if other else ours
         if base and state.worktree_commit == base.commit:
-            self._workspace.save(state.but(worktree_commit=None), self._held)  # it is neither, until it is done
+            self._workspace.save(ours.but(worktree_commit=None), self._held)  # it is neither, until it is done
             try:
-                return state.worktree_bytes + self._worktree.apply(
-                    differences, blobs, base.commit, commit, self._deadline
-                )
+                if other:
+                    self._worktree.resemble(other.worktree, base.commit, self._deadline, self._held.descriptor)
+                    if other.state() != state:
+                        raise WorktreeDamaged("the one to start from was changed meanwhile")
+                grown = self._worktree.apply(differences, blobs, base.commit, commit, self._deadline)
+                return state.worktree_bytes + grown
             except WorktreeDamaged as exc:
                 log.info("realigned", extra={"branch": self._workspace.branch.name, "reason": exc.detail})
         return self._aligned(commit)

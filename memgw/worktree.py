@@ -86,6 +86,20 @@ class Worktree:
                 raise WorktreeDamaged("the files can't be brought to it") from exc
             return grown
 
+    def resemble(self, other: "Worktree", commit: str, deadline: Deadline, held: int) -> None:
+        """Makes this the worktree of `commit` that `other` is, out of the same files: nothing of ours writes into one,
+        but puts another in its place. Raises WorktreeDamaged, when `align` can still do it."""
+        with deadline.step("align"):
+            if other.head() != commit:
+                raise WorktreeDamaged("the one to start from is of another commit")
+            self._add(commit, deadline, held)
+            try:
+                _link(other.path, self.path)
+            except OSError as exc:
+                if exc.errno in FULL:
+                    raise
+                raise WorktreeDamaged("its files can't be shared") from exc
+
     def remove(self) -> None:
         """Throws the worktree away; the next `align` makes it again."""
         files.remove(self.path)
@@ -203,6 +217,18 @@ class Worktree:
         if admin:
             for lock in admin.glob("*.lock"):
                 files.remove(lock)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Makes the folders of `source` in `target`, and a second name there for each file but Git's pointer."""
+    for folder, folders, names in os.walk(source):
+        place = os.path.join(target, os.path.relpath(folder, source))
+        links = {name for name in folders if os.path.islink(os.path.join(folder, name))}
+        for name in set(folders) - links:
+            os.mkdir(os.path.join(place, name))
+        for name in links.union(names):
+            if name != ".git" or folder != str(source):
+                os.link(os.path.join(folder, name), os.path.join(place, name), follow_symlinks=False)
 
 
 def _open_plainly(path: str, flags: int) -> int:

@@ -387,3 +387,44 @@ def test_files_are_for_whom_the_umask_lets(place: Place) -> None:
         os.umask(mask)
     modes = {name: stat.S_IMODE((place.worktree.path / name).stat().st_mode) for name in ("a.md", "run")}
     assert modes == {"a.md": 0o640, "run": 0o750}
+
+
+def test_one_that_resembles_another_shares_its_files_until_either_moves(place: Place) -> None:
+    first = place.align(
+        {**files("a.md", "x/y/b.md", ".git-not/c.md"), "link": (SYMLINK, b"/nowhere"), "run": (EXECUTABLE, b"x")}
+    )
+    other = Place(
+        place.upstream, place.mirror, Worktree(place.worktree.path.with_name("other"), place.mirror), place.held
+    )
+    other.worktree.resemble(place.worktree, first, Deadline(30), place.held)
+    other.assert_is(first)
+    assert (other.worktree.path / "a.md").samefile(place.worktree.path / "a.md")
+    second = place.push(files("a.md", text="new") | files("x/c.md"))
+    other.apply(first, second)
+    other.assert_is(second)
+    place.assert_is(first)
+    place.worktree.align(second, Deadline(30), place.held)
+    place.assert_is(second)
+    other.assert_is(second)
+
+
+def test_damage_to_a_shared_file_is_mended_in_both(place: Place) -> None:
+    first = place.align(files("a.md", "b.md"))
+    other = Place(
+        place.upstream, place.mirror, Worktree(place.worktree.path.with_name("other"), place.mirror), place.held
+    )
+    other.worktree.resemble(place.worktree, first, Deadline(30), place.held)
+    (place.worktree.path / "a.md").write_text("damage")
+    for one in (other, place):
+        one.worktree.align(first, Deadline(30), place.held)
+        one.assert_is(first)
+
+
+def test_one_of_another_commit_is_not_resembled(place: Place) -> None:
+    first = place.align(files("a.md"))
+    second = place.push(files("b.md"))
+    other = Worktree(place.worktree.path.with_name("other"), place.mirror)
+    with pytest.raises(WorktreeDamaged):
+        other.resemble(place.worktree, second, Deadline(30), place.held)
+    assert other.head() is None
+    place.assert_is(first)
