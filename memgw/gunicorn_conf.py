@@ -29,6 +29,7 @@ preload_app = True  # one import instead of one a worker: a worker that died is 
 timeout = _config.timeout_seconds + 30
 graceful_timeout = _config.timeout_seconds + 10
 keepalive = 5
+control_socket_disable = True  # it lies in HOME, so that a second stack would take it over
 errorlog = "-"
 accesslog = "-"
 logconfig_dict = {
