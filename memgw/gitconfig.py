@@ -26,6 +26,7 @@ _SETTINGS = """\
     hooksPath = /dev/null
     fsmonitor = false
     logAllRefUpdates = false
+    fsync = none
     autocrlf = false
     symlinks = true
     quotePath = true
