@@ -43,10 +43,11 @@ class Commands(git.Git):
         keep_open: tuple[int, ...] = (),
         at_most: float | None = None,
         max_output: int | None = None,
+        harmless: bool = False,
     ) -> None:
         super().__init__(str(cwd))
         self._env, self._deadline, self._keep_open, self._at_most = env, deadline, keep_open, at_most
-        self._max_output = max_output or 1024 * 1024 * 1024
+        self._max_output, self._harmless = max_output or 1024 * 1024 * 1024, harmless
 
     def execute(self, command: Sequence[str], **kwargs: Any) -> bytes:  # type: ignore[override]
         """`kwargs`: `istream`, the bytes for stdin; nothing else of GitPython's is wanted here."""
@@ -61,6 +62,7 @@ class Commands(git.Git):
             keep_open=self._keep_open,
             stdin=stdin,
             max_output=self._max_output,
+            harmless=self._harmless,
         )
 
 

@@ -90,7 +90,7 @@ class Objects:
         return Blobs(self._cwd, self._env, deadline)
 
     def _git(self, deadline: Deadline) -> Commands:
-        return Commands(self._cwd, self._env, deadline)
+        return Commands(self._cwd, self._env, deadline, harmless=True)
 
 
 class Blobs:
@@ -147,7 +147,7 @@ class Blobs:
         return found
 
     def _cat(self, blobs: Sequence[str], how: str, at_most: int | None = None) -> bytes:
-        git = Commands(self._cwd, self._env, self._deadline, max_output=at_most)
+        git = Commands(self._cwd, self._env, self._deadline, max_output=at_most, harmless=True)
         try:
             out: bytes = git.cat_file(how, istream="".join(f"{blob}\n" for blob in blobs).encode())
         except ToolOutputTooLarge:
