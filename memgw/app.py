@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from threading import BoundedSemaphore
 from time import monotonic
 from uuid import uuid4
@@ -34,6 +35,7 @@ STEPS = {
     "fetch": "fetched_ms",
     "align": "aligned_ms",
     "index": "indexed_ms",
+    "embed": "embedded_ms",
     "search": "searched_ms",
 }
 
@@ -44,13 +46,17 @@ def create_gateway(config: Config, environ: Mapping[str, str]) -> Gateway:
         data=config.data_dir,
         prefix=config.index_prefix,
         update_on=UpdateOn(config.update_on),
-        embed_model=config.embed_model,
+        embed_model=config.models.embed,
         lock_timeout=config.lock_timeout_seconds,
         default_branch=config.default_branch,
+        embed_on_change=config.embed_on_change,
+        embed_seconds=config.embed_seconds,
+        query_seconds=config.query_seconds,
+        deep_seconds=config.deep_seconds,
     )
     remote = Remote(config.data_dir, config.remote_url, environ, timeout=config.remote_timeout_seconds)
     mirror = Mirror(config.data_dir, remote, lock_timeout=config.lock_timeout_seconds)
-    return Gateway(layout, mirror, remote, create_engine(config, environ))
+    return Gateway(layout, mirror, remote, create_engine(config, environ), config.models)
 
 
 def create_engine(config: Config, environ: Mapping[str, str]) -> Engine:
@@ -58,7 +64,9 @@ def create_engine(config: Config, environ: Mapping[str, str]) -> Engine:
     cli = create_cli(config, environ)
     if config.engine == "cli":
         return cli
-    host = QmdHost(Host(config.host_socket), cli, cli.settings)
+    model = sha256(config.models.embed.encode()).hexdigest()[:12]
+    nursery = config.data_dir / "qmd-cache" / "vectors" / f"{model}.sqlite"
+    host = QmdHost(Host(config.host_socket), cli, cli.settings, nursery)
     return host if config.engine == "host" else QmdAuto(host, cli)
 
 

@@ -13,6 +13,7 @@ from dotenv import dotenv_values
 from memgw.branch import Branch
 from memgw.errors import InvalidBranch
 from memgw.layout import UpdateOn
+from memgw.models import Models, Role
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout: `.env` and relative paths are looked for here, wherever the process was started."""
@@ -103,6 +104,15 @@ def _path(value: str) -> Path:
         raise ValueError("must be a path: there is no such home") from exc
 
 
+def _model(value: str) -> str:
+    """An `hf:` name as it is, or a path, made absolute from the checkout."""
+    if value.startswith("hf:"):
+        if not re.fullmatch(r"hf:[^/\s]+/[^/\s]+/\S+", value):
+            raise ValueError("must be a path or hf:owner/repository/file")
+        return value
+    return str(_path(value))
+
+
 @dataclass(frozen=True)
 class Config:
     """Every field is one environment variable; `.env.example` has a line on each."""
@@ -114,9 +124,12 @@ class Config:
     update_on: str = _setting("QMD_UPDATE_ON_LATEST_QUERY", _one_of(*UpdateOn), "true")
     engine: str = _setting("QMD_ENGINE", _one_of("auto", "host", "cli"), "auto")
     embed_on_change: bool = _setting("QMD_EMBED_ON_CHANGE", _flag, True)
-    embed_model: str = _setting("QMD_EMBED_MODEL_URI", _text, "")
-    rerank_model: str = _setting("QMD_RERANK_MODEL_URI", _text, "")
-    generate_model: str = _setting("QMD_GENERATE_MODEL_URI", _text, "")
+    embed_model: str = _setting("QMD_EMBED_MODEL_URI", _model, "")
+    rerank_model: str = _setting("QMD_RERANK_MODEL_URI", _model, "")
+    generate_model: str = _setting("QMD_GENERATE_MODEL_URI", _model, "")
+    embed_seconds: int = _setting("MEMGW_EMBED_BUDGET_SECONDS", _between(1, 3600), 5)
+    query_seconds: int = _setting("MEMGW_QUERY_BUDGET_SECONDS", _between(1, 3600), 10)
+    deep_seconds: int = _setting("MEMGW_DEEP_BUDGET_SECONDS", _between(1, 3600), 60)
     cuda_device: str = _setting("CUDA_DEVICE", _text, "")
     cuda_visible_devices: str = _setting("CUDA_VISIBLE_DEVICES", _text, "")
     nvidia_visible_devices: str = _setting("NVIDIA_VISIBLE_DEVICES", _text, "")
@@ -151,10 +164,9 @@ class Config:
         return cls(**values)
 
     @property
-    def models(self) -> dict[str, str]:
-        """qmd's role of a model → where it is, for those that are set."""
-        roles = {"embed": self.embed_model, "rerank": self.rerank_model, "generate": self.generate_model}
-        return {role: uri for role, uri in roles.items() if uri}
+    def models(self) -> Models:
+        roles = {Role.EMBED: self.embed_model, Role.RERANK: self.rerank_model, Role.GENERATE: self.generate_model}
+        return Models({role: uri for role, uri in roles.items() if uri}, self.data_dir / "qmd-cache" / "qmd" / "models")
 
     @property
     def gpu(self) -> dict[str, str]:

@@ -29,15 +29,39 @@ class Place:
     file: str
 
 
+class Kind(StrEnum):
+    """What a part of a query document is for: BM25, vectors, or vectors of an invented answer."""
+
+    LEX = "lex"
+    VEC = "vec"
+    HYDE = "hyde"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of a query document."""
+
+    kind: Kind
+    text: str
+
+
 @dataclass(frozen=True)
 class Question:
-    """`text` is untrusted: it reaches no argument that can be read as an option. `limit` 1 to 50,
-    `min_score` 0 to 1."""
+    """`text` is untrusted: it reaches no argument that can be read as an option. `limit` 1 to 50, `min_score` 0 to 1.
+
+    `parts`: a query document of the asker's own, in place of `text`. `expand`: let the generation model write parts.
+    `candidate_limit`: how many candidates go into fusion and reranking; qmd's own number when None.
+    """
 
     text: str
     query_type: QueryType = QueryType.SEARCH
     limit: int = 10
     min_score: float = 0.0
+    parts: tuple[Part, ...] = ()
+    expand: bool = False
+    intent: str = ""
+    candidate_limit: int | None = None
+    explain: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,9 +74,6 @@ class Batch:
 
 class Engine(Protocol):
     """All calls raise EngineFailed, EngineBadOutput, StorageFull or DeadlineExceeded, and nothing else."""
-
-    query_types: frozenset[QueryType]
-    """The ones that this engine can do now. For any other, the gateway steps down and says so."""
 
     def version(self) -> str:
         """The engine's version; an index is only good for the one that wrote it."""
@@ -71,6 +92,14 @@ class Engine(Protocol):
     def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
         """Brings changes into the index, making it when there is none; takes from `batches` as it goes. A writer: what
         it leaves when it fails, or when we are killed meanwhile, is worth nothing."""
+        ...
+
+    def embed(self, place: Place, deadline: Deadline, seconds: float) -> None:
+        """Makes vectors that the index lacks, for so many seconds; changes nothing in the index. A reader."""
+        ...
+
+    def adopt(self, place: Place, deadline: Deadline, held: int) -> None:
+        """Brings into the index what `embed` made, or makes it there. A writer; whatever was done stays."""
         ...
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:

@@ -11,6 +11,11 @@
     │   ├── EngineMissing       …: it is not installed, or can't be started
     │   └── HostAway            …: the warm host does not answer
     ├── EngineBadOutput         qmd printed something that is not its format
+    ├── NotAsAsked              the question can't be answered in the way it wants, and `strict` forbids another
+    │   ├── ModelUnavailable    …: a model is not there
+    │   ├── VectorsPending      …: documents have no vectors yet
+    │   ├── BudgetExceeded      …: it takes longer than its share of the request's time
+    │   └── EngineError         …: the engine failed at it
     ├── WorkspaceBusy           another request holds the workspace for too long
     ├── DeadlineExceeded        the time of the request is used up
     ├── StorageFull             no space is left under the data directory
@@ -73,6 +78,28 @@ class HostAway(EngineFailed): ...
 
 
 class EngineBadOutput(MemgwError): ...
+
+
+class NotAsAsked(MemgwError):
+    """`code`: what an answer that was found in another way says of it."""
+
+    code: str
+
+
+class ModelUnavailable(NotAsAsked):
+    code = "model_unavailable"
+
+
+class VectorsPending(NotAsAsked):
+    code = "vectors_pending"
+
+
+class BudgetExceeded(NotAsAsked):
+    code = "budget_exceeded"
+
+
+class EngineError(NotAsAsked):
+    code = "engine_error"
 
 
 class WorkspaceBusy(MemgwError):

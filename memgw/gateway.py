@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from memgw.branch import Branch
@@ -20,11 +20,12 @@ from memgw.errors import (
     MirrorDamaged,
     storage_full_translated,
 )
+from memgw.ladder import Asking, Degraded, Found, Ladder, Landed, Moved
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
+from memgw.models import Models
 from memgw.objects import Difference
 from memgw.remote import Remote
-from memgw.results import Hit
 from memgw.state import Stamp, now
 from memgw.syncing import Syncer
 from memgw.workspace import Held, Workspace
@@ -33,14 +34,6 @@ log = logging.getLogger(__name__)
 
 TRIES_WITHOUT_LOCK = 2
 WORTH_A_THREAD_MS = 5.0
-
-
-@dataclass(frozen=True)
-class Degraded:
-    """Something that could not be done as asked, for the client."""
-
-    code: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -54,14 +47,24 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Answer:
-    """What `query` found. `bodies`: path → whole text, for those who asked for it."""
+    """What `query` found, and how."""
 
     workspace: Workspace
     fresh: Fresh
-    hits: list[Hit]
-    degraded: list[Degraded]
+    landed: Landed
     command: list[str]
-    bodies: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def degraded(self) -> list[Degraded]:
+        return self.landed.notes + _skipped(self.fresh.stamp)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A search of the index with `stamp`, begun before it is known whether that is the newest."""
+
+    stamp: Stamp
+    found: "Future[Found]"
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """A search of the index with `stamp`, begun before it is known whether that is the newest; hits and bodies."""
-
-    stamp: Stamp
-    found: "Future[tuple[list[Hit], dict[str, str]]]"
-
-
-@dataclass(frozen=True)
 class Report:
     """What `sync` did. `previous`: the commit before; None for a new workspace or one that was lost."""
 
@@ -101,8 +96,9 @@ class Gateway:
     """Answers from the newest commit of a branch. Safe to share between threads: it keeps nothing of a request but how
     long asking the remote took."""
 
-    def __init__(self, layout: Layout, mirror: Mirror, remote: Remote, engine: Engine) -> None:
-        self.layout, self.mirror, self.remote, self.engine = layout, mirror, remote, engine
+    def __init__(self, layout: Layout, mirror: Mirror, remote: Remote, engine: Engine, models: Models) -> None:
+        self.layout, self.mirror, self.remote, self.engine, self.models = layout, mirror, remote, engine, models
+        self.ladder = Ladder(layout, engine, models)
         self._asking_ms = 0.0
         self._threads = ThreadPoolExecutor(512, "search")  # starts one when it is needed: after gunicorn's fork
 
@@ -114,26 +110,30 @@ class Gateway:
         *,
         latest: bool = True,
         bodies: bool = False,
+        strict: bool = False,
     ) -> Answer:
-        """Searches the branch as it is in the remote now; as it is here when not `latest`, if it was ever fetched."""
+        """Searches the branch as it is in the remote now; as it is here when not `latest`, if it was ever fetched.
+
+        What can't be found as asked is found in a way that needs less, and says so; `strict`: it raises NotAsAsked.
+        """
         workspace = self.workspace(branch)
+        ask = Asking(question, bodies, strict)
         with self._noting_errors(workspace):
-            question, degraded = self._within_ability(question)
             since = deadline.started
-            ahead = self._ahead(workspace, question, bodies, deadline) if latest else None
+            ahead = self._ahead(workspace, ask, deadline) if latest else None
             for _ in range(TRIES_WITHOUT_LOCK):
                 fresh = self._fresh(workspace, deadline, latest, since=since)
-                answer = self._search(workspace, fresh, question, bodies, deadline, ahead=ahead)
+                answer = self._search(workspace, fresh, ask, deadline, ahead=ahead)
                 if answer:
                     break
                 ahead, since = None, monotonic()  # what was asked before is not of what others did meanwhile
             else:  # the branch moves faster than we search, or its index breaks as we look: keep it still
                 with workspace.hold(deadline) as held:
                     fresh = self._fresh(workspace, deadline, latest, held, since=monotonic())
-                    answer = self._search(workspace, fresh, question, bodies, deadline, held)
+                    answer = self._search(workspace, fresh, ask, deadline, held)
             if not answer:
                 raise EngineFailed("the index can't be kept whole")
-            return replace(answer, degraded=degraded + _skipped(answer.fresh.stamp))
+            return answer
 
     def sync(self, branch: Branch, deadline: Deadline) -> Report:
         """Brings the branch's workspace to its newest commit without searching."""
@@ -141,6 +141,7 @@ class Gateway:
         with self._noting_errors(workspace):
             before = workspace.state().stamp
             fresh = self._fresh(workspace, deadline)
+            fresh = replace(fresh, stamp=self.ladder.vectorized(workspace, fresh.stamp, deadline))
             commit, previous = fresh.stamp.commit, before.commit if before else None
             if previous == commit:
                 return Report(workspace, fresh, previous, Change(0, 0, 0), _skipped(fresh.stamp))
@@ -192,31 +193,23 @@ class Gateway:
             return None
         return Fresh(stamp, workspace.synced_at() or now(), asked=False)
 
-    def _ahead(self, workspace: Workspace, question: Question, bodies: bool, deadline: Deadline) -> Ahead | None:
+    def _ahead(self, workspace: Workspace, ask: Asking, deadline: Deadline) -> Ahead | None:
         """Starts to search what is here, where asking the remote takes long enough: mostly its tip has not moved."""
         if self._asking_ms < WORTH_A_THREAD_MS or self.layout.update_on is UpdateOn.ALWAYS:
+            return None
+        if ask.question.query_type is not QueryType.SEARCH:  # it may have to make vectors first
             return None
         stamp = workspace.proven()
         if not stamp:
             return None
         run = copy_context().run
-        return Ahead(stamp, self._threads.submit(run, self._find, workspace, stamp, question, bodies, deadline))
-
-    def _find(
-        self, workspace: Workspace, stamp: Stamp, question: Question, bodies: bool, deadline: Deadline
-    ) -> tuple[list[Hit], dict[str, str]]:
-        place = workspace.place(stamp)
-        with deadline.step("search"):
-            hits = self.engine.search(place, question, deadline)
-            texts = workspace.index.bodies(place.file, [hit.path for hit in hits]) if bodies and hits else {}
-        return hits, texts
+        return Ahead(stamp, self._threads.submit(run, self.ladder.find, workspace, stamp, ask, deadline))
 
     def _search(
         self,
         workspace: Workspace,
         fresh: Fresh,
-        question: Question,
-        bodies: bool,
+        ask: Asking,
         deadline: Deadline,
         held: Held | None = None,
         ahead: Ahead | None = None,
@@ -224,9 +217,11 @@ class Gateway:
         """None when the index changed under the search, or is broken: then what was found is worth nothing."""
         try:
             if ahead and ahead.stamp == fresh.stamp:
-                hits, texts = ahead.found.result(deadline.left())
+                landed = Landed(fresh.stamp, ask, ahead.found.result(deadline.left()))
             else:
-                hits, texts = self._find(workspace, fresh.stamp, question, bodies, deadline)
+                landed = self.ladder.climb(workspace, fresh.stamp, ask, deadline, held)
+        except Moved:
+            return None
         except TimeoutError as exc:
             raise deadline.exceeded() from exc
         except EngineMissing:
@@ -236,17 +231,10 @@ class Gateway:
                 if workspace.distrust(fresh.stamp, hold):
                     return None
             raise
-        if not workspace.still(fresh.stamp):
+        if not workspace.still(landed.stamp):
             return None
-        command = self.engine.explain(workspace.place(fresh.stamp), question)
-        return Answer(workspace, fresh, hits, [], command, texts)
-
-    def _within_ability(self, question: Question) -> tuple[Question, list[Degraded]]:
-        """The question as the engine can take it. Semantic ones need models; the place is ready for them here."""
-        if question.query_type in self.engine.query_types:
-            return question, []
-        note = Degraded("model_unavailable", f"no embedding model: {question.query_type} was answered with BM25")
-        return replace(question, query_type=QueryType.SEARCH), [note]
+        command = self.engine.explain(workspace.place(landed.stamp), landed.ask.question)
+        return Answer(workspace, replace(fresh, stamp=landed.stamp), landed, command)
 
     @contextmanager
     def _noting_errors(self, workspace: Workspace) -> Iterator[None]:

@@ -10,11 +10,12 @@ import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from memgw import files, modes
 from memgw.deadline import Deadline
 from memgw.engine import Batch, Engine, Place, QueryType, Question
 from memgw.errors import EngineBadOutput, EngineFailed, HostAway, MemgwError, StorageFull
@@ -143,10 +144,8 @@ def _short(path: Path) -> Iterator[str]:
 class QmdHost:
     """qmd in the warm host. `reference`: the command line of the same installation; what it says of itself counts."""
 
-    query_types = frozenset({QueryType.SEARCH})
-
-    def __init__(self, host: Host, reference: Engine, settings: Callable[[Place], Path]) -> None:
-        self._host, self._reference, self._settings = host, reference, settings
+    def __init__(self, host: Host, reference: Engine, settings: Callable[[Place], Path], nursery: Path) -> None:
+        self._host, self._reference, self._settings, self._nursery = host, reference, settings, nursery
 
     @property
     def incremental(self) -> bool:
@@ -168,15 +167,28 @@ class QmdHost:
             changes = {"gone": batch.gone, "put": batch.put}
             self._call({"op": "apply", **self._target(place), **changes}, deadline, BATCH_SECONDS)
 
+    def embed(self, place: Place, deadline: Deadline, seconds: float) -> None:
+        files.make_folder(self._nursery.parent)
+        request = {"op": "embed", **self._target(place), "nursery": str(self._nursery), "seconds": seconds}
+        self._call(request, deadline, seconds + BATCH_SECONDS)
+
+    def adopt(self, place: Place, deadline: Deadline, held: int) -> None:
+        self._call({"op": "adopt", **self._target(place), "nursery": str(self._nursery)}, deadline, BATCH_SECONDS)
+
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
-        request = {
+        request: dict[str, Any] = {
             "op": "search",
             "file": str(place.folder / place.file),
-            "query": question.text,
             "limit": question.limit,
             "min_score": question.min_score,
         }
-        answer = self._call(request, deadline, PATIENCE_SECONDS)
+        patience: float | None = PATIENCE_SECONDS
+        if question.query_type is QueryType.SEARCH:
+            request["query"] = question.text
+        else:
+            request |= _semantic(question)
+            patience = None  # models take their time: the question's own limit counts
+        answer = self._call(request, deadline, patience)
         return read_hits(answer.get("hits"), f"{COLLECTION}/", "")
 
     def explain(self, place: Place, question: Question) -> list[str]:
@@ -193,12 +205,30 @@ class QmdHost:
         return answer
 
 
+def _semantic(question: Question) -> dict[str, Any]:
+    asked: dict[str, Any] = {
+        "op": "semantic",
+        "collection": COLLECTION,
+        "rerank": question.query_type is QueryType.DEEP_SEARCH,
+        "explain": question.explain,
+    }
+    if modes.expands(question):
+        asked["query"] = modes.document(question)
+        asked["vectors_only"] = question.query_type is QueryType.VSEARCH
+    else:
+        asked["queries"] = [{"type": part.kind, "query": part.text} for part in modes.parts(question)]
+    if question.intent:
+        asked["intent"] = question.intent
+    if question.candidate_limit:
+        asked["candidate_limit"] = question.candidate_limit
+    return asked
+
+
 class QmdAuto:
     """The warm host, and the command line whenever the host can't do it: the answers are the same."""
 
     def __init__(self, host: QmdHost, cli: Engine) -> None:
         self._host, self._cli = host, cli
-        self.query_types = host.query_types
 
     @property
     def incremental(self) -> bool:
@@ -212,6 +242,16 @@ class QmdAuto:
 
     def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
         self._host.apply(place, batches, deadline)
+
+    def embed(self, place: Place, deadline: Deadline, seconds: float) -> None:
+        with suppress(HostAway):  # then `adopt` makes them
+            self._host.embed(place, deadline, seconds)
+
+    def adopt(self, place: Place, deadline: Deadline, held: int) -> None:
+        try:
+            self._host.adopt(place, deadline, held)
+        except HostAway:
+            self._cli.adopt(place, deadline, held)
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         try:

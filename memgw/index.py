@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
@@ -69,14 +70,20 @@ class IndexFolder:
         with self._open(file) as db:
             return _number(db, "SELECT count(*) FROM documents WHERE collection = ? AND active = 1", COLLECTION)
 
-    def pending_embeddings(self, file: str) -> int:
-        """How many different contents have no vector yet. Raises IndexDamaged."""
+    def pending_embeddings(self, file: str, model: str) -> int:
+        """How many different contents lack vectors of `model`. Raises IndexDamaged."""
         with self._open(file) as db:
             return _number(
                 db,
-                "SELECT count(DISTINCT hash) FROM documents WHERE active = 1"
-                " AND hash NOT IN (SELECT hash FROM content_vectors)",
+                "SELECT count(DISTINCT hash) FROM documents WHERE active = 1 AND hash NOT IN"
+                " (SELECT hash FROM content_vectors WHERE model = ? GROUP BY hash HAVING count(*) = max(total_chunks))",
+                model,
             )
+
+    def contents(self, file: str) -> int:
+        """How many different contents it has. Raises IndexDamaged."""
+        with self._open(file) as db:
+            return _number(db, "SELECT count(DISTINCT hash) FROM documents WHERE active = 1")
 
     def bodies(self, file: str, paths: Sequence[str]) -> dict[str, str]:
         """The whole text of documents, by path. Raises IndexDamaged when one is not there."""
@@ -177,9 +184,14 @@ class Counts:
         """Raises IndexDamaged."""
         return self._once("documents", folder, identity, folder.documents)
 
-    def pending_embeddings(self, folder: IndexFolder, identity: Identity) -> int:
+    def contents(self, folder: IndexFolder, identity: Identity) -> int:
         """Raises IndexDamaged."""
-        return self._once("pending", folder, identity, folder.pending_embeddings)
+        return self._once("contents", folder, identity, folder.contents)
+
+    def pending_embeddings(self, folder: IndexFolder, identity: Identity, model: str) -> int:
+        """Raises IndexDamaged."""
+        count = partial(folder.pending_embeddings, model=model)
+        return self._once(f"pending {model}", folder, identity, count)
 
     def _once(self, what: str, folder: IndexFolder, identity: Identity, count: Callable[[str], int]) -> int:
         key = (what, folder.path, identity)

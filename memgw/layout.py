@@ -39,6 +39,10 @@ class Layout:
     embed_model: str
     lock_timeout: float
     default_branch: str
+    embed_on_change: bool = True
+    embed_seconds: float = 5.0
+    query_seconds: float = 10.0
+    deep_seconds: float = 60.0
     counts: Counts = field(default_factory=Counts)
 
     @property

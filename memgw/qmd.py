@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from threading import BoundedSemaphore
 
-from memgw import documents, files, proc
+from memgw import documents, files, modes, proc
 from memgw.deadline import Deadline
 from memgw.engine import Batch, Place, QueryType, Question
 from memgw.environ import for_qmd
@@ -25,34 +25,24 @@ from memgw.errors import (
     ToolTimeout,
 )
 from memgw.index import COLLECTION
+from memgw.models import Models
 from memgw.results import Hit, parse_hits
 
 MAX_OUTPUT = 8 * 1024 * 1024
 """Fifty hits take some 40 kB."""
 
-DEFAULT_MODELS = {
-    "embed": "hf:ggml-org/embeddinggemma-300M-GGUF/embeddinggemma-300M-Q8_0.gguf",
-    "generate": "hf:tobil/qmd-query-expansion-1.7B-gguf/qmd-query-expansion-1.7B-q4_k_m.gguf",
-    "rerank": "hf:ggml-org/Qwen3-Reranker-0.6B-Q8_0-GGUF/qwen3-reranker-0.6b-q8_0.gguf",
-}
-"""qmd's own (dist/llm.js). Written out, since qmd writes missing ones into the config file by itself: not
-atomically, so that a second qmd could read half a file and take the collection for removed."""
-
 
 class QmdCli:
     """Runs `qmd`, one process a call. `launcher` is the beginning of its command line."""
 
-    query_types = frozenset({QueryType.SEARCH})
     incremental = False
 
-    def __init__(
-        self, launcher: Sequence[str], data: Path, environ: Mapping[str, str], models: Mapping[str, str]
-    ) -> None:
+    def __init__(self, launcher: Sequence[str], data: Path, environ: Mapping[str, str], models: Models) -> None:
         self._launcher = list(launcher)
         self._environ = dict(environ)
         self._cache = data / "qmd-cache"
         self._config = data / "qmd-config"
-        self._models = DEFAULT_MODELS | dict(models)
+        self._models = models
         self._searches = BoundedSemaphore(max(4, os.cpu_count() or 1))  # each is a Node process of some 100 MB
 
     def version(self) -> str:
@@ -89,8 +79,15 @@ class QmdCli:
     def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
         raise EngineFailed("the command line has no way to take changes")
 
+    def embed(self, place: Place, deadline: Deadline, seconds: float) -> None:
+        """Nothing: the command line makes vectors in the index itself."""
+
+    def adopt(self, place: Place, deadline: Deadline, held: int) -> None:
+        """`qmd embed`; what it has made when its time is up is kept."""
+        self._run(place, ["embed"], deadline, (held,))
+
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
-        """`qmd search --json`: BM25, terms joined by AND."""
+        """`qmd search`, `query` or `vsearch`, with `--json`."""
         if not self._searches.acquire(timeout=deadline.left()):
             raise DeadlineExceeded(f"no search was free within {deadline.seconds:g} seconds")
         try:
@@ -130,7 +127,7 @@ class QmdCli:
     def host_env(self) -> dict[str, str]:
         """The environment of the warm host: the same qmd, for all indexes."""
         names = {"embed": "QMD_EMBED_MODEL", "generate": "QMD_GENERATE_MODEL", "rerank": "QMD_RERANK_MODEL"}
-        return self._env(self._cache / "none") | {name: self._models[role] for role, name in names.items()}
+        return self._env(self._cache / "none") | {name: self._models.uris[role] for role, name in names.items()}
 
     def _env(self, index: Path) -> dict[str, str]:
         return for_qmd(self._environ, home=self._home(), cache=self._cache, config=self._config, index=index)
@@ -139,7 +136,7 @@ class QmdCli:
         """qmd's config file, brought up to date: one collection over the worktree. JSON is YAML; written only when it
         differs, so mostly only read."""
         collection = {"path": str(place.worktree), "pattern": documents.PATTERN}
-        text = json.dumps({"collections": {COLLECTION: collection}, "models": self._models}, indent=2)
+        text = json.dumps({"collections": {COLLECTION: collection}, "models": self._models.uris}, indent=2)
         path = self._config / f"{place.index}.yml"
         files.ensure(path, text + "\n")
         return path
@@ -147,7 +144,20 @@ class QmdCli:
 
 def _search(question: Question) -> list[str]:
     floor = ["--min-score", repr(question.min_score)] if question.min_score else []
-    return ["search", "--json", "-n", str(question.limit), *floor, "--", question.text]
+    common = ["--json", "-n", str(question.limit), *floor]
+    if question.query_type is QueryType.SEARCH:
+        return ["search", *common, "--", question.text]
+    if question.intent:
+        common += [f"--intent={question.intent}"]
+    if question.query_type is QueryType.VSEARCH and modes.expands(question):
+        return ["vsearch", *common, "--", modes.document(question)]
+    if question.candidate_limit:
+        common += ["--candidate-limit", str(question.candidate_limit)]
+    if question.query_type is not QueryType.DEEP_SEARCH:
+        common += ["--no-rerank"]
+    if question.explain:
+        common += ["--explain"]
+    return ["query", *common, "--", modes.document(question)]
 
 
 def _translated(exc: ToolError, deadline: Deadline) -> MemgwError:

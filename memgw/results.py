@@ -33,6 +33,7 @@ class Hit:
     line: int
     snippet: str
     context: str = ""
+    explain: Any = None
 
 
 def parse_hits(output: bytes, index: str, collection: str) -> list[Hit]:
@@ -72,6 +73,7 @@ def _hit(row: Any, before: str, after: str) -> Hit:
         line=line,
         snippet=shorten(_exact(_is(str, row["snippet"])), SNIPPET_BYTES),
         context=_text(row.get("context", "")),
+        explain=row.get("explain"),
     )
 
 

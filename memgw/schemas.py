@@ -5,61 +5,14 @@ import re
 from typing import Any
 
 from flask import Request
-from marshmallow import RAISE, Schema, ValidationError, fields, validate
+from marshmallow import RAISE, Schema, ValidationError, fields, validate, validates_schema
 from werkzeug.exceptions import BadRequest, RequestEntityTooLarge, UnsupportedMediaType
 
-from memgw.engine import QueryType
+from memgw.engine import Kind, QueryType
+from memgw.inputs import Flag, Line, Name, Number, Text, WholeNumber
 from memgw.problems import ValidationFailed
 
 MAX_QUERY = 1024
-
-
-class Text(fields.String):
-    """Text that can be handed to a process: valid Unicode, no NUL, not blank."""
-
-    def _deserialize(self, value: Any, *args: Any, **kwargs: Any) -> str:
-        text = super()._deserialize(value, *args, **kwargs)
-        if not text.strip():
-            raise ValidationError("Must not be blank.")
-        if "\0" in text:
-            raise ValidationError("Must not contain NUL.")
-        if re.search("[\ud800-\udfff]", text):
-            raise ValidationError("Must be valid Unicode.")
-        return text
-
-
-class Name(fields.String):
-    """A branch or a profile; what it may hold is the domain's to say."""
-
-
-class WholeNumber(fields.Integer):
-    """A JSON number without a fraction, no string and no boolean."""
-
-    def _deserialize(self, value: Any, *args: Any, **kwargs: Any) -> int:
-        if type(value) is not int:
-            raise self.make_error("invalid")
-        return value
-
-
-class Number(fields.Float):
-    """A JSON number, no string and no boolean."""
-
-    def _deserialize(self, value: Any, *args: Any, **kwargs: Any) -> float:
-        if type(value) not in (int, float):
-            raise self.make_error("invalid")
-        try:
-            return float(value)
-        except OverflowError as exc:
-            raise self.make_error("too_large") from exc
-
-
-class Flag(fields.Boolean):
-    """true or false, nothing that reads like one."""
-
-    def _deserialize(self, value: Any, *args: Any, **kwargs: Any) -> bool:
-        if type(value) is not bool:
-            raise self.make_error("invalid")
-        return value
 
 
 def _doc(text: str) -> dict[str, Any]:
@@ -81,10 +34,19 @@ class QueryIn(SelectionIn):
     """A question."""
 
     query = Text(
-        required=True,
         validate=validate.Length(max=MAX_QUERY),
-        **_doc('Words are joined by AND; "…" is a phrase, -word excludes.'),
+        **_doc('Words are joined by AND; "…" is a phrase, -word excludes. Required, unless there are queries.'),
     )
+    queries = fields.List(
+        fields.Nested(lambda: PartIn()),
+        validate=validate.Length(1, 10),
+        **_doc("A query document in place of query, for query and deep_search."),
+    )
+    intent = Line(validate=validate.Length(max=MAX_QUERY), **_doc("What the answer is for; not searched for itself."))
+    expand = Flag(load_default=False, **_doc("Lets the generation model rewrite the question (vsearch, query)."))
+    candidate_limit = WholeNumber(validate=validate.Range(1, 200), **_doc("Most candidates for fusion and reranking."))
+    explain = Flag(load_default=False, **_doc("Adds to each result how its score came about (query, deep_search)."))
+    strict = Flag(load_default=False, **_doc("An error where the answer would otherwise be found in another way."))
     query_type = fields.String(
         load_default="search",
         validate=validate.OneOf([str(kind) for kind in QueryType]),
@@ -94,6 +56,39 @@ class QueryIn(SelectionIn):
     limit = WholeNumber(load_default=10, validate=validate.Range(1, 50), **_doc("Most results."))
     min_score = Number(load_default=0.0, validate=validate.Range(0, 1), **_doc("Leave out results below."))
     full = Flag(load_default=False, **_doc("Adds the whole text of each result as body."))
+
+    @validates_schema(pass_original=True, skip_on_field_errors=False)
+    def _one_way_to_ask(self, data: dict[str, Any], original: dict[str, Any], **_: Any) -> None:
+        kind = data.get("query_type")
+        if "query" not in original and "queries" not in original:
+            raise ValidationError("Missing data for required field.", "query")
+        if "query" in original and "queries" in original:
+            raise ValidationError("Give either query or queries.", "queries")
+        if "queries" in original and kind not in (QueryType.QUERY, QueryType.DEEP_SEARCH):
+            raise ValidationError("Only for query and deep_search.", "queries")
+        if data.get("expand") and ("queries" in original or kind == QueryType.SEARCH):
+            raise ValidationError("Only for a query that models can rewrite.", "expand")
+
+
+class PartIn(Schema):
+    """A line of a query document."""
+
+    class Meta:
+        unknown = RAISE
+
+    type = fields.String(
+        required=True,
+        validate=validate.OneOf([str(kind) for kind in Kind]),
+        **_doc("lex: BM25; vec: by meaning; hyde: a passage such as the answer might be."),
+    )
+    query = Line(required=True, validate=validate.Length(max=MAX_QUERY))
+
+    @validates_schema
+    def _as_qmd_takes_it(self, data: dict[str, Any], **_: Any) -> None:
+        if data["type"] == Kind.LEX and data["query"].count('"') % 2:
+            raise ValidationError("Quotes must come in pairs.", "query")
+        if data["type"] != Kind.LEX and re.search(r'(^|\s)-[\w"]', data["query"]):
+            raise ValidationError("Exclusion (-word) is for lex only.", "query")
 
 
 class ResultOut(Schema):
@@ -107,6 +102,7 @@ class ResultOut(Schema):
     snippet = fields.String(**_doc("The text around that line, to the letter."))
     context = fields.String(**_doc("What qmd was told about this part of the collection."))
     body = fields.String(**_doc("The whole document, with full."))
+    explain = fields.Raw(**_doc("How the score came about, with explain."))
 
 
 class DegradedOut(Schema):
@@ -127,6 +123,7 @@ class DebugOut(Schema):
     qmd_command = fields.List(fields.String(), **_doc("The search, for people to repeat."))
     timings_ms = fields.Dict(fields.String(), fields.Float(), required=True, **_doc("Step → milliseconds."))
     lock_wait_ms = fields.Float(required=True)
+    mode_used = fields.String(**_doc("How the answer was found: query_type, or what it was degraded to."))
     index = fields.Nested(IndexOut, required=True)
 
 
@@ -177,6 +174,7 @@ class WorkspaceOut(Schema):
     branch = fields.String(required=True)
     commit = fields.String(required=True, allow_none=True)
     indexed_commit = fields.String(required=True, allow_none=True)
+    embedded_commit = fields.String(required=True, allow_none=True, **_doc("The newest whose vectors were all there."))
     synced_at = fields.String(required=True, allow_none=True)
     documents = fields.Integer(required=True, allow_none=True)
     pending_embeddings = fields.Integer(required=True, allow_none=True)
@@ -191,6 +189,18 @@ class VersionsOut(Schema):
     node = fields.String(required=True, allow_none=True)
 
 
+class ModelOut(Schema):
+    uri = fields.String(required=True, **_doc("A path of the server is shortened to its name."))
+    loadable = fields.Boolean(required=True)
+    detail = fields.String(required=True, allow_none=True, **_doc("Why it can't be loaded."))
+
+
+class ModelsOut(Schema):
+    embed = fields.Nested(ModelOut, required=True)
+    rerank = fields.Nested(ModelOut, required=True)
+    generate = fields.Nested(ModelOut, required=True)
+
+
 class MirrorOut(Schema):
     remote = fields.String(required=True, **_doc("Without user, password and token."))
     bytes = fields.Integer(required=True)
@@ -203,6 +213,7 @@ class StatusOut(Schema):
     default_branch = fields.String(required=True)
     versions = fields.Nested(VersionsOut, required=True)
     mirror = fields.Nested(MirrorOut, required=True)
+    models = fields.Nested(ModelsOut, required=True)
     workspaces = fields.List(fields.Nested(WorkspaceOut), required=True)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from memgw import __version__, files, proc
@@ -10,6 +11,7 @@ from memgw.config import Config
 from memgw.errors import IndexDamaged, InvalidBranch, MemgwError, ToolError
 from memgw.gateway import Gateway
 from memgw.logs import redact, secrets_of
+from memgw.models import Role
 from memgw.problems import code_of
 from memgw.state import all_states
 
@@ -28,8 +30,15 @@ class Status:
                 "remote": redact(self._config.remote_url, secrets_of(self._config.remote_url)),
                 "bytes": files.size(self._gateway.mirror.path),
             },
+            "models": {role: self._model(role) for role in Role},
             "workspaces": list(filter(None, map(self._workspace, self._branches()))),
         }
+
+    def _model(self, role: Role) -> dict[str, Any]:
+        why_not = self._gateway.models.why_not(role)
+        uri = self._gateway.models.uris[role]
+        shown = uri if uri.startswith("hf:") else Path(uri).name  # no path of the server goes to a client
+        return {"uri": shown, "loadable": why_not is None, "detail": why_not}
 
     def _branches(self) -> list[str]:
         states = (file.load() for file in all_states(self._gateway.layout.states))
@@ -52,6 +61,7 @@ class Status:
             "branch": name,
             "commit": state.worktree_commit,
             "indexed_commit": stamp.commit if stamp else None,
+            "embedded_commit": state.embedded_commit,
             "synced_at": workspace.synced_at(),
             "documents": stamp.documents if stamp else None,
             "pending_embeddings": pending,

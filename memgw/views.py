@@ -7,9 +7,10 @@ from flask import Blueprint, Response, current_app, g, jsonify, request
 from memgw.branch import Branch
 from memgw.config import Config
 from memgw.deadline import Deadline
-from memgw.engine import QueryType, Question
+from memgw.engine import Kind, Part, QueryType, Question
 from memgw.errors import IndexDamaged
-from memgw.gateway import Degraded, Fresh, Gateway
+from memgw.gateway import Fresh, Gateway
+from memgw.ladder import Degraded
 from memgw.openapi import document
 from memgw.results import Hit
 from memgw.schemas import AnswerOut, HealthOut, QueryIn, SelectionIn, StatusOut, SyncOut, read
@@ -34,14 +35,21 @@ def query() -> Response:
     asked = read(request, QUERY)
     branch = _branch(asked)
     deadline = _deadline()
-    question = Question(asked["query"], QueryType(asked["query_type"]), asked["limit"], asked["min_score"])
-    answer = _gateway().query(branch, question, deadline, latest=asked["require_latest"], bodies=asked["full"])
+    answer = _gateway().query(
+        branch,
+        _question(asked),
+        deadline,
+        latest=asked["require_latest"],
+        bodies=asked["full"],
+        strict=asked["strict"],
+    )
     body = _commit(branch, answer.workspace, answer.fresh, answer.degraded) | {
         "query_type": asked["query_type"],
-        "results": [_result(hit, answer.bodies) for hit in answer.hits],
+        "results": [_result(hit, answer.landed.found.bodies) for hit in answer.landed.found.hits],
     }
     if asked["debug"]:
-        body["debug"] = _debug(answer.workspace, answer.fresh, deadline) | {"qmd_command": answer.command}
+        more = {"qmd_command": answer.command, "mode_used": answer.landed.ask.question.query_type}
+        body["debug"] = _debug(answer.workspace, answer.fresh, deadline) | more
     return jsonify(ANSWER.dump(body))
 
 
@@ -97,6 +105,20 @@ def _branch(asked: dict[str, Any]) -> Branch:
     return branch
 
 
+def _question(asked: dict[str, Any]) -> Question:
+    return Question(
+        text=asked.get("query", ""),
+        query_type=QueryType(asked["query_type"]),
+        limit=asked["limit"],
+        min_score=asked["min_score"],
+        parts=tuple(Part(Kind(part["type"]), part["query"]) for part in asked.get("queries", ())),
+        expand=asked["expand"],
+        intent=asked.get("intent", ""),
+        candidate_limit=asked.get("candidate_limit"),
+        explain=asked["explain"],
+    )
+
+
 def _commit(branch: Branch, workspace: Workspace, fresh: Fresh, degraded: list[Degraded]) -> dict[str, Any]:
     g.facts["commit"] = fresh.stamp.commit
     return {
@@ -114,8 +136,9 @@ def _commit(branch: Branch, workspace: Workspace, fresh: Fresh, degraded: list[D
 def _result(hit: Hit, bodies: dict[str, str]) -> dict[str, Any]:
     """Nothing empty is sent."""
     texts = {"title": hit.title, "snippet": hit.snippet, "context": hit.context, "body": bodies.get(hit.path)}
+    more: dict[str, Any] = {**texts, "explain": hit.explain}
     return {"path": hit.path, "docid": hit.docid, "score": hit.score, "line": hit.line} | {
-        key: text for key, text in texts.items() if text
+        key: value for key, value in more.items() if value
     }
 
 

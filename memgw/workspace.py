@@ -62,7 +62,12 @@ class Workspace:
 
     def pending_embeddings(self, stamp: Stamp) -> int:
         """How many different contents of the stamped index have no vector yet. Raises IndexDamaged."""
-        return self.layout.counts.pending_embeddings(self.index, stamp.identity)
+        return self.layout.counts.pending_embeddings(self.index, stamp.identity, self.layout.embed_model)
+
+    def has_vectors(self, stamp: Stamp) -> bool:
+        """Whether any content of the stamped index has its vectors, or there is no content. Raises IndexDamaged."""
+        contents = self.layout.counts.contents(self.index, stamp.identity)
+        return contents == 0 or self.pending_embeddings(stamp) < contents
 
     def synced_at(self) -> str | None:
         """When the remote was last known to have the stamped commit, else the one in the worktree."""

@@ -2,6 +2,8 @@
 import { readFileSync, statSync } from "node:fs";
 import { createStore } from "@tobilu/qmd";
 
+const { setDefaultLlamaCpp } = await import(new URL("llm.js", import.meta.resolve("@tobilu/qmd")));
+
 const MAX_OPEN = 32; // some 3 MB each
 const MAX_STATEMENTS = 200;
 
@@ -53,8 +55,16 @@ class Stores {
 
   /** `createStore` gives each store models of its own, not loaded yet. */
   #share(store) {
-    this.#models ??= store.internal.llm;
+    if (!this.#models) {
+      this.#models = store.internal.llm;
+      setDefaultLlamaCpp(this.#models); // cutting a document into chunks takes that one
+    }
     store.internal.llm = this.#models;
+  }
+
+  /** What is loaded is of the models named in the environment. */
+  get models() {
+    return this.#models;
   }
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memgw.config import ROOT, Config, ConfigError, environment
+from memgw.models import DEFAULTS as DEFAULTS_OF_QMD
 
 REMOTE = {"GIT_REMOTE_URL": "https://git.example.com/memory.git"}
 
@@ -20,6 +21,9 @@ DEFAULTS: dict[str, Any] = {
     "update_on": "true",
     "engine": "auto",
     "embed_on_change": True,
+    "embed_seconds": 5,
+    "query_seconds": 10,
+    "deep_seconds": 60,
     "embed_model": "",
     "rerank_model": "",
     "generate_model": "",
@@ -51,6 +55,9 @@ SETTINGS: list[tuple[str, str, str, Any, str | None, str]] = [
     ("QMD_EMBED_MODEL_URI", "hf:a/b/c.gguf", "embed_model", "hf:a/b/c.gguf", "two\nlines", "one line"),
     ("QMD_RERANK_MODEL_URI", "/m/r.gguf", "rerank_model", "/m/r.gguf", "two\nlines", "one line"),
     ("QMD_GENERATE_MODEL_URI", "/m/g.gguf", "generate_model", "/m/g.gguf", "two\nlines", "one line"),
+    ("MEMGW_EMBED_BUDGET_SECONDS", "3600", "embed_seconds", 3600, "0", "from 1 to 3600"),
+    ("MEMGW_QUERY_BUDGET_SECONDS", "1", "query_seconds", 1, "0.5", "from 1 to 3600"),
+    ("MEMGW_DEEP_BUDGET_SECONDS", "90", "deep_seconds", 90, "x", "from 1 to 3600"),
     ("CUDA_DEVICE", "1", "cuda_device", "1", "two\nlines", "one line"),
     ("CUDA_VISIBLE_DEVICES", "0,1", "cuda_visible_devices", "0,1", "two\nlines", "one line"),
     ("NVIDIA_VISIBLE_DEVICES", "all", "nvidia_visible_devices", "all", "two\nlines", "one line"),
@@ -187,15 +194,15 @@ def test_an_address_to_listen_on_has_a_host_and_a_port(value: str) -> None:
 
 
 def test_models_and_gpus_are_those_that_are_set() -> None:
-    assert Config.load(REMOTE).models == {}
+    assert Config.load(REMOTE).models.uris == DEFAULTS_OF_QMD
     assert Config.load(REMOTE).gpu == {}
-    config = Config.load(REMOTE | {"QMD_EMBED_MODEL_URI": "e", "QMD_RERANK_MODEL_URI": "r", "CUDA_DEVICE": "0"})
-    assert config.models == {"embed": "e", "rerank": "r"}
+    config = Config.load(REMOTE | {"QMD_EMBED_MODEL_URI": "/e", "QMD_RERANK_MODEL_URI": "r", "CUDA_DEVICE": "0"})
+    assert config.models.uris == DEFAULTS_OF_QMD | {"embed": "/e", "rerank": str(ROOT / "r")}
     assert config.gpu == {"CUDA_DEVICE": "0"}
     config = Config.load(
-        REMOTE | {"QMD_GENERATE_MODEL_URI": "g", "CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "all"}
+        REMOTE | {"QMD_GENERATE_MODEL_URI": "hf:a/b/c", "CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "all"}
     )
-    assert config.models == {"generate": "g"}
+    assert config.models.uris == DEFAULTS_OF_QMD | {"generate": "hf:a/b/c"}
     assert config.gpu == {"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "all"}
 
 

@@ -13,6 +13,7 @@ from memgw.deadline import Deadline
 from memgw.engine import Place, Question
 from memgw.errors import IndexDamaged
 from memgw.index import IndexFolder
+from memgw.models import Models
 from memgw.qmd import QmdCli
 
 
@@ -25,7 +26,7 @@ class Library:
         self.index = IndexFolder(root / "qmd-cache" / "ws-main")
         self.file = self.index.new_file()
         launcher = Config.load({"GIT_REMOTE_URL": "/nowhere"}).launcher
-        self.engine = QmdCli(launcher, root, {"PATH": os.environ["PATH"]}, {})
+        self.engine = QmdCli(launcher, root, {"PATH": os.environ["PATH"]}, Models({}, root))
         self.tree.mkdir()
 
     @property

@@ -22,7 +22,7 @@ DOCUMENTED = {
     422: {"validation_failed", "invalid_branch", "invalid_profile"},
     500: {"internal_error"},
     502: {"remote_unreachable", "remote_auth_failed", "engine_failed", "engine_bad_output", "commit_unusable"},
-    503: {"workspace_busy"},
+    503: {"workspace_busy", "model_unavailable", "vectors_pending", "budget_exceeded", "engine_error"},
     504: {"deadline_exceeded"},
     507: {"storage_full"},
 }

@@ -180,7 +180,7 @@ def settled(place: Place, host: WarmHost, library: Library) -> Both:
 
 
 def engine_of(host: WarmHost, library: Library) -> QmdHost:
-    return QmdHost(Host(host.socket), library.engine, library.engine.settings)
+    return QmdHost(Host(host.socket), library.engine, library.engine.settings, library.index.path / "vectors.sqlite")
 
 
 WAYS = ["made by the command line", "made in pieces by the host"]

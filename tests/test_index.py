@@ -142,7 +142,7 @@ def test_words_that_lead_to_no_document_are_found_by_a_deep_look_only(index: Ind
 def test_a_file_that_is_no_database_is_damage(index: Index, content: bytes) -> None:
     index.file.write_bytes(content)
     assert index.is_damaged()
-    for look in (index.folder.documents, index.folder.pending_embeddings):
+    for look in (index.folder.documents, index.folder.contents, index.folder.count_texts):
         with pytest.raises(IndexDamaged):
             look(index.name)
     with pytest.raises(IndexDamaged):
@@ -232,7 +232,7 @@ def test_looking_does_not_change_the_identity(index: Index) -> None:
     index.check()
     index.check(deep=True)
     index.folder.documents(index.name)
-    index.folder.pending_embeddings(index.name)
+    index.folder.pending_embeddings(index.name, "a model")
     index.folder.bodies(index.name, ["a.md"])
     index.folder.settle(index.name)
     index.folder.bytes()
@@ -332,18 +332,19 @@ def test_a_body_of_a_document_that_was_removed_is_not_there(index: Index) -> Non
 
 def test_documents_are_counted_and_contents_without_a_vector(index: Index) -> None:
     assert index.folder.documents(index.name) == len(TEXTS)
-    assert index.folder.pending_embeddings(index.name) == len(TEXTS) - 1  # two have the same content
+    assert index.folder.pending_embeddings(index.name, "a model") == len(TEXTS) - 1  # two have the same content
     index.sql(
         "UPDATE documents SET active = 0 WHERE path LIKE 'many/%'",
         "UPDATE documents SET active = 0 WHERE path = 'same.md'",
     )
     assert index.folder.documents(index.name) == 3
-    assert index.folder.pending_embeddings(index.name) == 3
+    assert index.folder.pending_embeddings(index.name, "a model") == 3
     index.sql(
-        "INSERT INTO content_vectors (hash, seq, pos, model, embedded_at) SELECT hash, 0, 0, 'm', 't' FROM documents"
+        "INSERT INTO content_vectors (hash, seq, pos, model, embedded_at) SELECT hash, 0, 0, 'a model', 't'"
+        " FROM documents"
         " WHERE path = 'same.md'"
     )
-    assert index.folder.pending_embeddings(index.name) == 2
+    assert index.folder.pending_embeddings(index.name, "a model") == 2
 
 
 def test_a_new_index_gets_a_name_that_was_never_used(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_status_shows_versions_and_every_workspace(client: Client, upstream: Ups
         "branch": "main",
         "commit": commit,
         "indexed_commit": commit,
+        "embedded_commit": None,
         "synced_at": synced_at,
         "documents": 2,
         "pending_embeddings": 2,

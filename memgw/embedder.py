@@ -1,0 +1,93 @@
+"""`python -m memgw.embedder`: makes the vectors that requests left for later. One for all gateways of a data directory.
+
+It takes the workspaces in turns, those synced last first, some seconds each; it starts where it was after a crash,
+since the indexes themselves say what they lack.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from threading import Event
+from time import monotonic
+
+from memgw import logs, vectors
+from memgw.app import create_gateway
+from memgw.branch import Branch
+from memgw.config import Config, ConfigError, environment
+from memgw.deadline import Deadline
+from memgw.errors import IndexDamaged, InvalidBranch, MemgwError
+from memgw.gateway import Gateway
+from memgw.models import Role
+from memgw.state import Stamp, all_states
+from memgw.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_SECONDS = 2.0
+REST_SECONDS = 60.0
+"""A workspace whose vectors could not be made is left alone for so long."""
+
+
+class Embedder:
+    """Does a turn at a time, so that it can be told to stop between two."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._resting: dict[str, float] = {}
+
+    def turn(self, stopped: Event) -> bool:
+        """One slice for each workspace that lacks vectors; whether there was any work."""
+        worked = False
+        if self._gateway.models.why_not(Role.EMBED):
+            return False
+        for workspace, stamp in self._waiting():
+            if stopped.is_set():
+                break
+            worked |= self._embed(workspace, stamp)
+        return worked
+
+    def _waiting(self) -> Iterator[tuple[Workspace, Stamp]]:
+        states = [state for file in all_states(self._gateway.layout.states) if (state := file.load())]
+        for state in sorted(states, key=lambda state: state.synced_at or "", reverse=True):
+            if state.stamp and state.stamp.commit != state.embedded_commit:
+                with suppress(InvalidBranch):  # a damaged state
+                    workspace = self._gateway.workspace(Branch.parse(state.branch))
+                    if monotonic() >= self._resting.get(workspace.name, 0.0) and (stamp := workspace.proven()):
+                        yield workspace, stamp
+
+    def _embed(self, workspace: Workspace, stamp: Stamp) -> bool:
+        try:
+            before = workspace.pending_embeddings(stamp)
+            deadline = Deadline(vectors.SLICE_SECONDS + vectors.ADOPT_SECONDS)
+            after = vectors.complete(workspace, stamp, vectors.SLICE_SECONDS, deadline)
+            moved = after is None or workspace.pending_embeddings(after) < before
+        except (MemgwError, OSError) as exc:
+            log.warning("embedding_failed", extra={"branch": workspace.branch.name}, exc_info=exc)
+            moved = isinstance(exc, IndexDamaged)  # the next query makes another
+        if not moved:
+            self._resting[workspace.name] = monotonic() + REST_SECONDS
+        return moved
+
+
+def main() -> int:
+    stopped = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        config = Config.load(environment(os.environ))
+    except ConfigError as exc:
+        sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+    logs.configure(config.log_level, logs.secrets_of(config.remote_url))
+    embedder = Embedder(create_gateway(config, os.environ))
+    parent = os.getppid()
+    while not stopped.is_set() and os.getppid() == parent:  # a killed supervisor leaves nothing behind
+        if not embedder.turn(stopped):
+            stopped.wait(LOOK_EVERY_SECONDS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

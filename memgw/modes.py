@@ -1,0 +1,79 @@
+"""What each way to search asks of qmd, what it needs, and which one is below it."""
+
+import re
+from dataclasses import replace
+
+from memgw.engine import Kind, Part, QueryType, Question
+from memgw.models import Role
+
+BELOW = {
+    QueryType.DEEP_SEARCH: QueryType.QUERY,
+    QueryType.QUERY: QueryType.SEARCH,
+    QueryType.VSEARCH: QueryType.SEARCH,
+}
+
+_NEGATION = re.compile(r'(^|\s)-(?=[\w"])')
+_PREFIX = re.compile(r"\s*(lex|vec|hyde|intent|expand):", re.IGNORECASE)
+
+
+def needs(question: Question) -> list[Role]:
+    """The models without which the question can't be answered in this way."""
+    if question.query_type is QueryType.SEARCH:
+        return []
+    roles = [Role.EMBED]
+    if expands(question):
+        roles.append(Role.GENERATE)
+    if question.query_type is QueryType.DEEP_SEARCH:
+        roles.append(Role.RERANK)
+    return roles
+
+
+def expands(question: Question) -> bool:
+    """Whether the generation model rewrites the question."""
+    return not question.parts and (question.expand or question.query_type is QueryType.DEEP_SEARCH)
+
+
+def parts(question: Question) -> list[Part]:
+    """The query document of a semantic question that is not expanded. BM25 and vectors each get the text as they can
+    take it: one line; no lone quote for the one, no exclusion for the other (qmd refuses both)."""
+    if question.parts:
+        return list(question.parts)
+    vec = Part(Kind.VEC, plain(question.text))
+    if question.query_type is QueryType.VSEARCH:
+        return [vec]
+    lex = closed(question.text)
+    return [Part(Kind.LEX, lex), vec] if lex else [vec]
+
+
+def plain(text: str) -> str:
+    """For vectors: one line without the signs of exclusion."""
+    return _NEGATION.sub(r"\1", _line(text))
+
+
+def closed(text: str) -> str:
+    """For BM25: one line whose quotes come in pairs."""
+    line = _line(text)
+    if line.count('"') % 2:
+        before, _, after = line.rpartition('"')
+        line = f"{before} {after}".strip()
+    return line
+
+
+def below(question: Question) -> Question:
+    """The same in the way that needs less: BM25 is asked with what was meant for it."""
+    kind = BELOW[question.query_type]
+    if kind is not QueryType.SEARCH or not question.parts:
+        return replace(question, query_type=kind)
+    first = next((part for part in question.parts if part.kind is Kind.LEX), question.parts[0])
+    return replace(question, query_type=kind, text=first.text, parts=())
+
+
+def document(question: Question) -> str:
+    """The question as `qmd query` takes it: a query document, or one line of text for it to expand."""
+    if not expands(question):
+        return "\n".join(f"{part.kind}: {part.text}" for part in parts(question))
+    return _PREFIX.sub(r"\1 ", _line(question.text), count=1)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
