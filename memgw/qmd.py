@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from threading import BoundedSemaphore
 
-from memgw import documents, files, modes, proc
+from memgw import documents, files, gguf, modes, proc
 from memgw.deadline import Deadline
 from memgw.engine import Batch, Place, QueryType, Question
 from memgw.environ import for_qmd
@@ -30,6 +30,10 @@ from memgw.results import Hit, parse_hits
 
 MAX_OUTPUT = 8 * 1024 * 1024
 """Fifty hits take some 40 kB."""
+
+
+QMD_CONTEXT = 2048
+"""Tokens of an embedding that qmd makes room for, unless told otherwise."""
 
 
 class QmdCli:
@@ -130,7 +134,14 @@ class QmdCli:
         return self._env(self._cache / "none") | {name: self._models.uris[role] for role, name in names.items()}
 
     def _env(self, index: Path) -> dict[str, str]:
-        return for_qmd(self._environ, home=self._home(), cache=self._cache, config=self._config, index=index)
+        environ = for_qmd(self._environ, home=self._home(), cache=self._cache, config=self._config, index=index)
+        return environ | self._room()
+
+    def _room(self) -> dict[str, str]:
+        """qmd cuts a text at the length that the model was made for, and then puts a token before it and one behind: the
+        model aborts, and Node with it. Models of qmd's own are longer than its longest text."""
+        length = gguf.context_length(Path(self._models["embed"]))
+        return {"QMD_EMBED_CONTEXT_SIZE": str(length - 2)} if length and 2 < length <= QMD_CONTEXT else {}
 
     def settings(self, place: Place) -> Path:
         """qmd's config file, brought up to date: one collection over the worktree. JSON is YAML; written only when it

@@ -70,9 +70,9 @@ class Client:
 
 
 class Stack:
-    """`bin/stack.py serve` over a remote, with settings as they come out of the box."""
+    """`bin/stack.py serve` over a remote, with settings as they come out of the box but for those that are given."""
 
-    def __init__(self, folder: Path, remote: str) -> None:
+    def __init__(self, folder: Path, remote: str, **settings: str) -> None:
         self.data, self.port = folder, free_port()
         unset = {item.metadata["name"]: "" for item in fields(Config)}  # what a .env here says is no part of this
         self._process = subprocess.Popen(
@@ -87,6 +87,7 @@ class Stack:
                 "MEMGW_BIND": f"127.0.0.1:{self.port}",
                 "MEMGW_MCP_PORT": str(free_port()),
                 "QMD_TIMEOUT_SECONDS": "1800",  # for the first index of the largest corpus
+                **settings,
             },
             stdout=subprocess.DEVNULL,
         )
@@ -117,9 +118,9 @@ class Stack:
 
 
 @contextmanager
-def running(folder: Path, remote: str) -> Iterator[Stack]:
+def running(folder: Path, remote: str, **settings: str) -> Iterator[Stack]:
     """A stack for as long as this lasts."""
-    stack = Stack(folder, remote)
+    stack = Stack(folder, remote, **settings)
     try:
         yield stack
     finally:

@@ -1,0 +1,94 @@
+"""qmd as its user has it, without memgw: a clone, an index of its own, its command line and its MCP server."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from memgw.config import Config
+from memgw.index import COLLECTION
+from tests.actors import until
+from tests.bench.stack import Client, free_port, health
+
+Hits = list[tuple[str, float]]
+"""Paths and scores, the best first."""
+
+LIMIT = 10
+
+
+class Plain:
+    """An index of a commit with vectors. The collection has memgw's name, since the name is indexed as text."""
+
+    def __init__(self, folder: Path, remote: str, commit: str, model: Path) -> None:
+        self.clone = folder / "clone"
+        subprocess.run(["git", "clone", "--quiet", remote, str(self.clone)], check=True)
+        subprocess.run(["git", "-C", str(self.clone), "checkout", "--quiet", "--detach", commit], check=True)
+        self._launcher = Config.load({"GIT_REMOTE_URL": "/nowhere"}).launcher
+        self.environ = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "QMD_CONFIG_DIR": str(folder / "config"),
+            "QMD_EMBED_MODEL": str(model),
+            "QMD_EMBED_CONTEXT_SIZE": "510",
+            "LC_ALL": "C.UTF-8",
+            "NO_COLOR": "1",
+        }
+        self.index = folder / "cache" / "qmd" / "eval.sqlite"
+        (folder / "config").mkdir(parents=True)
+        settings = {"collections": {COLLECTION: {"path": str(self.clone), "pattern": "**/*.md"}}}
+        (folder / "config" / "eval.yml").write_text(json.dumps(settings))
+        self.run("update")
+        self.run("embed")
+
+    def run(self, *command: str) -> str:
+        """What the command line says on stdout. Raises CalledProcessError."""
+        argv = [*self._launcher, "--index", "eval", *command]
+        return subprocess.run(argv, cwd=self.clone, env=self.environ, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def search(self, text: str) -> Hits:
+        """`qmd search`."""
+        return _hits(json.loads(self.run("search", "--json", "-n", str(LIMIT), "--", text)))
+
+    def typed(self, **texts: str) -> Hits:
+        """`qmd query` of typed texts, not reranked: `typed(lex="…", vec="…")`."""
+        document = "\n".join(f"{kind}: {text}" for kind, text in texts.items())
+        return _hits(json.loads(self.run("query", "--json", "--no-rerank", "-n", str(LIMIT), "--", document)))
+
+    @contextmanager
+    def served(self) -> Iterator["PlainServer"]:
+        """Its MCP server, for as long as this lasts: it keeps the model loaded."""
+        port = free_port()
+        argv = [*self._launcher, "--index", "eval", "mcp", "--http", "--port", str(port)]
+        process = subprocess.Popen(argv, cwd=self.clone, env=self.environ, stderr=subprocess.DEVNULL)
+        try:
+            assert until(lambda: health(port) or process.poll() is not None, 30)
+            yield PlainServer(port)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+class PlainServer:
+    def __init__(self, port: int) -> None:
+        self._client = Client(port)
+
+    def typed(self, searches: list[Mapping[str, str]]) -> Hits:
+        """`[{"type": "lex" or "vec", "query": …}]`, fused by qmd and not reranked."""
+        body = json.dumps({"searches": searches, "rerank": False, "limit": LIMIT}).encode()
+        answer = self._client.post(body)
+        if answer.status != 200:
+            raise RuntimeError(f"qmd answered {answer.status}: {answer.body[:200]!r}")
+        return [(unquote(path), score) for path, score in _hits(answer.json["results"])]
+
+
+def _hits(rows: list[dict[str, Any]]) -> Hits:
+    return [(_path(row["file"]), row["score"]) for row in rows]
+
+
+def _path(file: str) -> str:
+    return file.removeprefix(f"qmd://{COLLECTION}/").removesuffix("?index=eval")
