@@ -108,7 +108,7 @@ def add_vocabulary(writer: Any, tokens: list[str], token_types: int, kinds: Any)
     writer.add_tokenizer_model("bert")
     writer.add_token_type_count(token_types)
     writer.add_token_list([token if token in NOT_WORDS else piece(token) for token in tokens])
-    kind_of = {"[UNK]": kinds.UNKNOWN} | {token: kinds.CONTROL for token in NOT_WORDS if token != "[UNK]"}
+    kind_of = dict.fromkeys(NOT_WORDS, kinds.CONTROL) | {"[UNK]": kinds.UNKNOWN}
     writer.add_token_types([kind_of.get(token, kinds.NORMAL) for token in tokens])
     for token, name in NOT_WORDS.items():
         getattr(writer, f"add_{name}_token_id")(tokens.index(token))

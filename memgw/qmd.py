@@ -138,8 +138,8 @@ class QmdCli:
         return environ | self._room()
 
     def _room(self) -> dict[str, str]:
-        """qmd cuts a text at the length that the model was made for, and then puts a token before it and one behind: the
-        model aborts, and Node with it. Models of qmd's own are longer than its longest text."""
+        """qmd cuts a text at the length that the model was made for, and then puts a token before it and one behind:
+        the model aborts, and Node with it. qmd's own model takes more than its longest text."""
         length = gguf.context_length(Path(self._models["embed"]))
         return {"QMD_EMBED_CONTEXT_SIZE": str(length - 2)} if length and 2 < length <= QMD_CONTEXT else {}
 

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ Hits = list[tuple[str, float]]
 """Paths and scores, the best first."""
 
 LIMIT = 10
+
+MODES: dict[str, tuple[str, ...]] = {"search": (), "vsearch": ("vec",), "query": ("lex", "vec")}
+"""What each is in qmd's words, with no model but the embedding one: `qmd search`, or `qmd query` of these kinds."""
 
 
 class Plain:
@@ -48,15 +51,16 @@ class Plain:
     def run(self, *command: str) -> str:
         """What the command line says on stdout. Raises CalledProcessError."""
         argv = [*self._launcher, "--index", "eval", *command]
-        return subprocess.run(argv, cwd=self.clone, env=self.environ, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return subprocess.run(
+            argv, cwd=self.clone, env=self.environ, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
 
-    def search(self, text: str) -> Hits:
+    def search(self, text: str, limit: int = LIMIT) -> Hits:
         """`qmd search`."""
-        return _hits(json.loads(self.run("search", "--json", "-n", str(LIMIT), "--", text)))
+        return _hits(json.loads(self.run("search", "--json", "-n", str(limit), "--", text)))
 
-    def typed(self, **texts: str) -> Hits:
-        """`qmd query` of typed texts, not reranked: `typed(lex="…", vec="…")`."""
-        document = "\n".join(f"{kind}: {text}" for kind, text in texts.items())
+    def typed(self, document: str) -> Hits:
+        """`qmd query` of a document of typed lines, not reranked; loads the model each time."""
         return _hits(json.loads(self.run("query", "--json", "--no-rerank", "-n", str(LIMIT), "--", document)))
 
     @contextmanager
@@ -67,23 +71,46 @@ class Plain:
         process = subprocess.Popen(argv, cwd=self.clone, env=self.environ, stderr=subprocess.DEVNULL)
         try:
             assert until(lambda: health(port) or process.poll() is not None, 30)
-            yield PlainServer(port)
+            yield PlainServer(self, port)
         finally:
             process.terminate()
             process.wait(30)
 
 
 class PlainServer:
-    def __init__(self, port: int) -> None:
-        self._client = Client(port)
+    def __init__(self, plain: Plain, port: int) -> None:
+        self._plain, self._client = plain, Client(port)
+        self._searched: dict[str, Hits] = {}
 
-    def typed(self, searches: list[Mapping[str, str]]) -> Hits:
-        """`[{"type": "lex" or "vec", "query": …}]`, fused by qmd and not reranked."""
-        body = json.dumps({"searches": searches, "rerank": False, "limit": LIMIT}).encode()
-        answer = self._client.post(body)
+    def ask(self, mode: str, text: str) -> Hits:
+        kinds = MODES[mode]
+        return self.typed([(kind, text) for kind in kinds]) if kinds else self._search(text)
+
+    def repeat(self, command: list[str]) -> Hits:
+        """What qmd says to a command line that `debug` of an answer names."""
+        subcommand, text = command[3], command[-1]
+        if subcommand == "search":
+            return self._search(text)
+        return self.typed([_typed(line) for line in text.splitlines()])
+
+    def typed(self, searches: list[tuple[str, str]]) -> Hits:
+        """`[("lex" or "vec", text)]`, fused by qmd and not reranked."""
+        asked = [{"type": kind, "query": text} for kind, text in searches]
+        answer = self._client.post(json.dumps({"searches": asked, "rerank": False, "limit": LIMIT}).encode())
         if answer.status != 200:
             raise RuntimeError(f"qmd answered {answer.status}: {answer.body[:200]!r}")
         return [(unquote(path), score) for path, score in _hits(answer.json["results"])]
+
+    def _search(self, text: str) -> Hits:
+        """By the command line: the server has no plain search. Each text once."""
+        if text not in self._searched:
+            self._searched[text] = self._plain.search(text)
+        return self._searched[text]
+
+
+def _typed(line: str) -> tuple[str, str]:
+    kind, _, text = line.partition(":")
+    return kind.strip(), text.strip()
 
 
 def _hits(rows: list[dict[str, Any]]) -> Hits:
