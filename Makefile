@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 export RUNTIME
 
-.PHONY: help install install-dev bootstrap up down serve logs smoke test check bench
+.PHONY: help install install-dev bootstrap up down serve logs smoke test check bench eval models
 
 help:
 	@echo 'make up       install, make the demo remote if there is no .env, start, ask one question'
@@ -11,6 +11,8 @@ help:
 	@echo 'make smoke    eight acceptance steps against the running stack, or one it starts itself'
 	@echo 'make test     pytest          make check   ruff and mypy'
 	@echo 'make bench    memgw beside a shell loop and the floor (QUICK=1, PEERS=1, STRICT=1, SIZES=…, ONLY=…, OUT=…, BENCH_DIR=…)'
+	@echo 'make eval     how well answers are found, beside qmd itself and grep (STRICT=1, OUT=…)'
+	@echo 'make models   fetch the models ahead of time; MODEL=minilm: a small one that needs no model hub'
 	@echo 'make install  only .venv, Node if there is none >= 22, and the pinned qmd'
 
 install:
@@ -37,7 +39,11 @@ logs:
 smoke: install bootstrap
 	@bash bin/smoke-test.sh
 
+models: install bootstrap
+	@$(PYTHON) bin/models.py $(MODEL)
+
 test: install-dev
+	@$(PYTHON) bin/minilm.py .cache/minilm-l6-v2-q8_0.gguf
 	$(PYTHON) -m pytest -n 3 --dist worksteal --cov --cov-report=term
 
 check: install-dev
@@ -47,3 +53,6 @@ check: install-dev
 
 bench: install-dev
 	@$(PYTHON) -m tests.bench
+
+eval: install-dev
+	@$(PYTHON) -m tests.eval

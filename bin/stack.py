@@ -17,7 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from memgw.config import Config, ConfigError, environment  # noqa: E402  found through the line above
+from memgw.app import create_cli  # noqa: E402  found through the line above
+from memgw.config import Config, ConfigError, environment  # noqa: E402
 
 START_SECONDS = 60
 
@@ -79,6 +80,11 @@ def up(config: Config) -> int:
             down(config)
             return 1
         print(f"memgw: answers on {url(config)}")
+    if not config.models.file("embed"):
+        print(
+            "memgw: there is no embedding model yet, which semantic search needs: `make models` fetches qmd's (2 GB),"
+            " `make models MODEL=minilm` makes a small one for English that needs no model hub"
+        )
     question = {"query": "deploy", "limit": 2}
     print(f"\nPOST {url(config)}/query {json.dumps(question)}")
     status, answer = ask(config, question)

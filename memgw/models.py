@@ -22,11 +22,11 @@ class Role(StrEnum):
 
 
 class Models:
-    """Where each role's model is: a path, or an `hf:` name that `make models` has fetched into qmd's cache."""
+    """`cache`: where qmd keeps what it fetched. Where each role's model is: a path, or an `hf:` name that `make models` has fetched into qmd's cache."""
 
     def __init__(self, named: Mapping[str, str], cache: Path) -> None:
         self.uris = DEFAULTS | dict(named)
-        self._cache = cache
+        self.cache = cache
 
     @property
     def embed(self) -> str:
@@ -37,7 +37,7 @@ class Models:
 
         qmd removes a file that is not GGUF, the operator's own too: so it must not even see one.
         """
-        file = self._file(self.uris[role])
+        file = self.file(role)
         if file is None:
             return f"the {_WORDS[role]} model is not there: `make models` fetches it"
         try:
@@ -47,17 +47,17 @@ class Models:
             return f"the {_WORDS[role]} model can't be read"
         return None if whole else f"the {_WORDS[role]} model's file is not a GGUF file"
 
-    def _file(self, uri: str) -> Path | None:
-        if not uri.startswith("hf:"):
-            path = Path(uri)
+    def is_fetched(self, role: str) -> bool:
+        """Whether a model is one that qmd fetches, not a file of the operator's."""
+        return self.uris[role].startswith("hf:")
+
+    def file(self, role: str) -> Path | None:
+        """Where a model is; None when it is not on this disk."""
+        if not self.is_fetched(role):
+            path = Path(self.uris[role])
             return path if path.is_file() else None
-        name = uri.rsplit("/", 1)[-1]
-        found = sorted(path for path in self._cache.glob(f"*{_escaped(name)}") if path.is_file())
-        return found[0] if found else None
+        name = self.uris[role].rpartition("/")[2]  # qmd puts the owner before it, and `.ipull` behind a part of it
+        return next((path for path in sorted(self.cache.glob("*.gguf")) if path.name.endswith(name)), None)
 
 
 _WORDS = {Role.EMBED: "embedding", Role.GENERATE: "query expansion", Role.RERANK: "reranking"}
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -25,12 +25,14 @@ from memgw.errors import (
     ToolTimeout,
 )
 from memgw.index import COLLECTION
-from memgw.models import Models
+from memgw.models import Models, Role
 from memgw.results import Hit, parse_hits
 
 MAX_OUTPUT = 8 * 1024 * 1024
 """Fifty hits take some 40 kB."""
 
+
+MODEL_VARIABLES = {"embed": "QMD_EMBED_MODEL", "generate": "QMD_GENERATE_MODEL", "rerank": "QMD_RERANK_MODEL"}
 
 QMD_CONTEXT = 2048
 """Tokens of an embedding that qmd makes room for, unless told otherwise."""
@@ -130,8 +132,8 @@ class QmdCli:
 
     def host_env(self) -> dict[str, str]:
         """The environment of the warm host: the same qmd, for all indexes."""
-        names = {"embed": "QMD_EMBED_MODEL", "generate": "QMD_GENERATE_MODEL", "rerank": "QMD_RERANK_MODEL"}
-        return self._env(self._cache / "none") | {name: self._models.uris[role] for role, name in names.items()}
+        named = {name: self._models.uris[role] for role, name in MODEL_VARIABLES.items()}
+        return self._env(self._cache / "none") | named
 
     def _env(self, index: Path) -> dict[str, str]:
         environ = for_qmd(self._environ, home=self._home(), cache=self._cache, config=self._config, index=index)
@@ -140,7 +142,8 @@ class QmdCli:
     def _room(self) -> dict[str, str]:
         """qmd cuts a text at the length that the model was made for, and then puts a token before it and one behind:
         the model aborts, and Node with it. qmd's own model takes more than its longest text."""
-        length = gguf.context_length(Path(self._models["embed"]))
+        model = self._models.file(Role.EMBED)
+        length = gguf.context_length(model) if model else None
         return {"QMD_EMBED_CONTEXT_SIZE": str(length - 2)} if length and 2 < length <= QMD_CONTEXT else {}
 
     def settings(self, place: Place) -> Path:

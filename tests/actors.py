@@ -28,6 +28,9 @@ from memgw.config import ROOT, Config
 type_of_files = Mapping[str, "str | bytes | None"]
 type_of_tree = Mapping[str, tuple[str, bytes]]
 
+MINILM = ROOT / ".cache" / "minilm-l6-v2-q8_0.gguf"
+"""Where bin/minilm.py puts the embedding model of the tests."""
+
 
 def until(condition: Callable[[], Any], seconds: float = 10) -> bool:
     """Whether the condition came true in time."""

@@ -1,6 +1,8 @@
 """Fixtures that make accidents impossible: no setting of the user's, no fixed port, no process left over."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,9 +13,10 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from memgw.app import create_app
-from memgw.config import Config
+from memgw.config import ROOT, Config
 from memgw.remote import Remote
 from tests.actors import (
+    MINILM,
     FakeQmd,
     HostProxy,
     Server,
@@ -55,6 +58,13 @@ def warm_host() -> Iterator[WarmHost]:
         host = WarmHost(os.environ, Path(folder))
         yield host
         host.stop()
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """A small embedding model, made once for this checkout: whoever comes first makes it, the others wait."""
+    subprocess.run([sys.executable, "bin/minilm.py", str(MINILM)], cwd=ROOT, check=True)
+    return MINILM
 
 
 @pytest.fixture
