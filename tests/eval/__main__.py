@@ -17,14 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from memgw.config import ROOT
-from tests.actors import Upstream
+from tests.actors import MINILM, Upstream
 from tests.bench.__main__ import facts, isolate
 from tests.bench.stack import Answer, Client, running
 from tests.eval.measures import DEPTH, Score, by_kind, rank, table
 from tests.eval.plain import MODES, Hits, Plain, PlainServer
 from tests.eval.questions import Question, grep, memory, questions
-
-MODEL = ROOT / ".cache" / "minilm-l6-v2-q8_0.gguf"
 
 Way = Callable[[str], Hits]
 
@@ -33,16 +31,16 @@ def main() -> int:
     wanted = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     start = time.monotonic()
-    subprocess.run([sys.executable, "bin/minilm.py", str(MODEL)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "bin/minilm.py", str(MINILM)], cwd=ROOT, check=True)
     asked, documents = questions(), memory()
     with TemporaryDirectory(prefix="memgw-eval-") as folder:
         work = Path(folder)
         isolate(work / "home")
         remote = Upstream(work / "remote.git")
         commit = remote.commit("main", documents)
-        plain = Plain(work / "plain", remote.url, commit, MODEL)
+        plain = Plain(work / "plain", remote.url, commit, MINILM)
         found: dict[str, list[Hits]] = {"grep": [[(path, 0) for path in grep(documents, q.question)] for q in asked]}
-        with plain.served() as server, running(work / "data", remote.url, QMD_EMBED_MODEL_URI=str(MODEL)) as stack:
+        with plain.served() as server, running(work / "data", remote.url, QMD_EMBED_MODEL_URI=str(MINILM)) as stack:
             memgw = Memgw(stack.port, commit, server)
             for mode in MODES:
                 found[f"qmd {mode}"] = answers(asked, lambda text, mode=mode: server.ask(mode, text))  # type: ignore[misc]

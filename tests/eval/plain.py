@@ -42,9 +42,10 @@ class Plain:
             "NO_COLOR": "1",
         }
         self.index = folder / "cache" / "qmd" / "eval.sqlite"
-        (folder / "config").mkdir(parents=True)
-        settings = {"collections": {COLLECTION: {"path": str(self.clone), "pattern": "**/*.md"}}}
-        (folder / "config" / "eval.yml").write_text(json.dumps(settings))
+        self.settings = folder / "config" / "eval.yml"
+        self.settings.parent.mkdir(parents=True)
+        collection = {"path": str(self.clone), "pattern": "**/*.md"}
+        self.settings.write_text(json.dumps({"collections": {COLLECTION: collection}}))
         self.run("update")
         self.run("embed")
 
@@ -55,13 +56,14 @@ class Plain:
             argv, cwd=self.clone, env=self.environ, check=True, stdout=subprocess.PIPE, text=True
         ).stdout
 
-    def search(self, text: str, limit: int = LIMIT) -> Hits:
+    def search(self, text: str) -> Hits:
         """`qmd search`."""
-        return _hits(json.loads(self.run("search", "--json", "-n", str(limit), "--", text)))
+        return _hits(json.loads(self.run("search", "--json", "-n", str(LIMIT), "--", text)))
 
-    def typed(self, document: str) -> Hits:
-        """`qmd query` of a document of typed lines, not reranked; loads the model each time."""
-        return _hits(json.loads(self.run("query", "--json", "--no-rerank", "-n", str(LIMIT), "--", document)))
+    def rows(self, document: str) -> list[dict[str, Any]]:
+        """`qmd query` of a document of typed lines (`vec: …`), not reranked; loads the model each time."""
+        found = json.loads(self.run("query", "--json", "--no-rerank", "-n", str(LIMIT), "--", document))
+        return [{**row, "file": _path(row["file"])} for row in found]
 
     @contextmanager
     def served(self) -> Iterator["PlainServer"]:
