@@ -66,6 +66,7 @@ def minilm(config: Config, env_file: Path) -> int:
 
 
 def fetch(config: Config, cli: QmdCli) -> int:
+    models = config.models
     here = {role: models.file(role) for role in MODEL_VARIABLES}
     for role, path in here.items():
         if path:

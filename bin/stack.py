@@ -17,7 +17,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from memgw.app import create_cli  # noqa: E402  found through the line above
 from memgw.config import Config, ConfigError, environment  # noqa: E402
 
 START_SECONDS = 60

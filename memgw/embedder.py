@@ -63,7 +63,7 @@ class Embedder:
             before = workspace.pending_embeddings(stamp)
             deadline = Deadline(vectors.SLICE_SECONDS + vectors.ADOPT_SECONDS)
             after = vectors.complete(workspace, stamp, vectors.SLICE_SECONDS, deadline)
-            moved = after is None or workspace.pending_embeddings(after) < before
+            moved = after is None or not before or workspace.pending_embeddings(after) < before
         except (MemgwError, OSError) as exc:
             log.warning("embedding_failed", extra={"branch": workspace.branch.name}, exc_info=exc)
             moved = isinstance(exc, IndexDamaged)  # the next query makes another

@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 
 class Models:
-    """`cache`: where qmd keeps what it fetched. Where each role's model is: a path, or an `hf:` name that `make models` has fetched into qmd's cache."""
+    """Where each role's model is: a path, or an `hf:` name that `make models` has fetched into `cache`, qmd's own."""
 
     def __init__(self, named: Mapping[str, str], cache: Path) -> None:
         self.uris = DEFAULTS | dict(named)

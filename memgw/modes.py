@@ -13,6 +13,7 @@ BELOW = {
 }
 
 _NEGATION = re.compile(r'(^|\s)-(?=[\w"])')
+_NAMES_A_THING = re.compile(r"\d|_|[A-Z]{2}|\w-\w|[a-z][A-Z]")  # v2.8, 2026-03-01, user_id, ERR, dead-letter, getUser
 _PREFIX = re.compile(r"\s*(lex|vec|hyde|intent|expand):", re.IGNORECASE)
 
 
@@ -41,8 +42,8 @@ def parts(question: Question) -> list[Part]:
     vec = Part(Kind.VEC, plain(question.text))
     if question.query_type is QueryType.VSEARCH:
         return [vec]
-    lex = closed(question.text)
-    return [Part(Kind.LEX, lex), vec] if lex else [vec]
+    lexical = dict.fromkeys(filter(None, (closed(question.text), names(question.text))))
+    return [*(Part(Kind.LEX, text) for text in lexical), vec]
 
 
 def plain(text: str) -> str:
@@ -57,6 +58,11 @@ def closed(text: str) -> str:
         before, _, after = line.rpartition('"')
         line = f"{before} {after}".strip()
     return line
+
+
+def names(text: str) -> str:
+    """The words that name a thing: BM25 joins by AND, and finds what a whole sentence about it would not."""
+    return " ".join(word for word in plain(text).replace('"', " ").split() if _NAMES_A_THING.search(word))
 
 
 def below(question: Question) -> Question:

@@ -29,6 +29,9 @@ def complete(
     """
     end = monotonic() + seconds
     pending = workspace.pending_embeddings(stamp)
+    if not pending:
+        _note_complete(workspace, stamp, deadline, held)
+        return stamp
     with deadline.step("embed"):
         while pending and (left := min(end - monotonic(), deadline.left(), SLICE_SECONDS)) > 0:
             try:
@@ -43,6 +46,15 @@ def complete(
             if pending >= before:
                 break
     return stamp
+
+
+def _note_complete(workspace: Workspace, stamp: Stamp, deadline: Deadline, held: Held | None) -> None:
+    """A commit that brought no new text has its vectors already."""
+    if workspace.state().embedded_commit != stamp.commit:
+        with workspace.hold(deadline, held) as hold:
+            state = workspace.state()
+            if state.stamp == stamp:
+                workspace.save(state.but(embedded_commit=stamp.commit), hold)
 
 
 def _adopt(workspace: Workspace, stamp: Stamp, seconds: float, deadline: Deadline, held: Held | None) -> Stamp | None:

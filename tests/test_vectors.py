@@ -54,9 +54,9 @@ def made(host: WarmHost, plain: Plain, name: str) -> str:
     path = str(plain.clone.parent / name)
     target = {"file": path, "config": str(plain.settings)}
     assert host.ask({"op": "update", **target})["ok"]
-    done = host.ask({"op": "embed", **target})
-    assert (done["ok"], done["errors"], done["pending"]) == (True, 0, 0)
-    assert done["chunks"] == len(DOCUMENTS)
+    target["nursery"] = str(plain.clone.parent / "nursery.sqlite")
+    assert host.ask({"op": "embed", **target, "seconds": 60})["ok"]
+    assert host.ask({"op": "adopt", **target})["pending"] == 0
     return path
 
 
@@ -67,11 +67,15 @@ def ask(host: WarmHost, op: str, index: str, **more: Any) -> list[dict[str, Any]
     return [{**hit, "file": hit["file"].removeprefix(f"{COLLECTION}/")} for hit in answer["hits"]]
 
 
+def meaning(text: str) -> list[dict[str, str]]:
+    return [{"type": "vec", "query": text}]
+
+
 @pytest.mark.parametrize("text", QUESTIONS)
 def test_the_host_finds_by_meaning_what_the_command_line_finds(
     host: WarmHost, plain: Plain, index: str, text: str
 ) -> None:
-    hits = ask(host, "vector", index, query=text)
+    hits = ask(host, "semantic", index, queries=meaning(text), rerank=False)
     assert hits == plain.rows(f"vec: {text}")
     assert hits[0]["file"] == QUESTIONS[text]
     assert [hit["score"] for hit in hits[:3]] == [1, 0.5, 0.33]
@@ -79,16 +83,16 @@ def test_the_host_finds_by_meaning_what_the_command_line_finds(
 
 def test_words_and_meaning_together_are_fused_as_by_the_command_line(host: WarmHost, plain: Plain, index: str) -> None:
     queries = [{"type": "lex", "query": "OOMKilled"}, {"type": "vec", "query": "when do we ship a new version"}]
-    hits = ask(host, "hybrid", index, queries=queries, rerank=False)
+    hits = ask(host, "semantic", index, queries=queries, rerank=False)
     assert hits == plain.rows("lex: OOMKilled\nvec: when do we ship a new version")
     assert {hit["file"] for hit in hits[:2]} == {"leak.md", "deploy.md"}
 
 
 def test_a_second_index_uses_the_model_that_is_loaded(host: WarmHost, plain: Plain, index: str, minilm: Path) -> None:
-    ask(host, "vector", index, query="money")
+    first = ask(host, "semantic", index, queries=meaning("money"), rerank=False)
     before = host.ask({"op": "status"})
     second = made(host, plain, "second.sqlite")
-    assert ask(host, "vector", second, query="money") == ask(host, "vector", index, query="money")
+    assert ask(host, "semantic", second, queries=meaning("money"), rerank=False) == first
     after = host.ask({"op": "status"})
     assert after["stores"] == before["stores"] + 1
     assert (after["pid"], mapped(after["pid"], minilm)) == (before["pid"], mapped(before["pid"], minilm))
