@@ -18,6 +18,7 @@ from memgw.errors import (
     IndexDamaged,
     MemgwError,
     MirrorDamaged,
+    NotAsAsked,
     storage_full_translated,
 )
 from memgw.ladder import Asking, Degraded, Found, Ladder, Landed, Moved
@@ -241,6 +242,8 @@ class Gateway:
         try:
             with storage_full_translated():
                 yield
+        except NotAsAsked:  # nothing is wrong with the workspace
+            raise
         except MemgwError as exc:
             workspace.record.note_error(type(exc).__name__, exc.detail)
             raise
