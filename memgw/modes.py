@@ -14,7 +14,7 @@ BELOW = {
 
 _NEGATION = re.compile(r'(^|\s)-(?=[\w"])')
 _NAMES_A_THING = re.compile(r"\d|_|[A-Z]{2}|\w-\w|[a-z][A-Z]")  # v2.8, 2026-03-01, user_id, ERR, dead-letter, getUser
-_PREFIX = re.compile(r"\s*(lex|vec|hyde|intent|expand):", re.IGNORECASE)
+_PREFIX = re.compile(r"\s*(lex|vec|hyde|intent|expand):\s*", re.IGNORECASE)
 
 
 def needs(question: Question) -> list[Role]:
@@ -56,7 +56,7 @@ def closed(text: str) -> str:
     line = _line(text)
     if line.count('"') % 2:
         before, _, after = line.rpartition('"')
-        line = f"{before} {after}".strip()
+        line = _line(f"{before} {after}")
     return line
 
 

@@ -256,3 +256,10 @@ def test_the_example_shows_the_defaults() -> None:
     shown = dict(line.removeprefix("#").split("=", 1) for line in lines if re.match(r"#?[A-Z][A-Z0-9_]*=", line))
     shown["GIT_REMOTE_URL"] = REMOTE["GIT_REMOTE_URL"]
     assert vars(Config.load(shown)) == DEFAULTS
+
+
+@pytest.mark.parametrize("value", ["hf:a", "hf:a/b", "hf:a/b/c d.gguf", "hf:/b/c"])
+def test_a_name_of_a_model_hub_is_whole(value: str) -> None:
+    assert mistakes(REMOTE | {"QMD_EMBED_MODEL_URI": value}) == [
+        "QMD_EMBED_MODEL_URI: must be a path or hf:owner/repository/file"
+    ]
