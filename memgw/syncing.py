@@ -121,7 +121,7 @@ class Syncer:
         """Indexes to go on from, the best first; the last one is none."""
         if old:
             yield _Start(_base(old), lambda: old.identity.file)
-        elif relative := self._relative(commit):
+        if relative := self._relative(commit):  # asked for only when there is none of our own, or it is no help
             other, stamp = relative
             yield _Start(_base(stamp), lambda: self._adopted(other, stamp), other)
         yield _Start(None, self._workspace.index.new_file)
