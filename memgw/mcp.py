@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from threading import Event
 
 from memgw import proc
-from memgw.app import create_gateway
+from memgw.app import create_cli, create_gateway
 from memgw.branch import Branch
 from memgw.config import Config, ConfigError, environment
-from memgw.qmd import QmdCli
 
 LOOK_EVERY_SECONDS = 1.0
 
@@ -23,8 +22,7 @@ def serve(config: Config, environ: Mapping[str, str], stopped: Event) -> int:
     """Runs until `stopped` is set or the parent is gone (0), or until qmd ends by itself (its status)."""
     gateway = create_gateway(config, environ)
     workspace = gateway.workspace(Branch.parse(config.default_branch))
-    engine = gateway.engine
-    assert isinstance(engine, QmdCli)  # noqa: S101  for mypy
+    engine = create_cli(config, environ)
     child: proc.Process | None = None
     served: tuple[str, int] | None = None
     try:

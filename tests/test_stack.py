@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from memgw import files
 from memgw.config import ROOT
 from tests.actors import FakeQmd, Upstream, children, processes_with, until
 
@@ -114,6 +115,30 @@ def test_what_dies_is_started_again_and_mcp_follows_a_new_index(stack: Stack, da
         index.unlink()
     assert until(lambda: answers_right(stack), 20)
     assert until(lambda: mcp_answers_right(stack), 20)
+
+
+def test_the_warm_host_of_the_stack_is_started_again_and_mcp_serves_its_index(
+    environ: dict[str, str], data: Path, upstream: Upstream
+) -> None:
+    upstream.commit("main", {"deploy.md": "# Deploy\n\nWe deploy on Tuesdays.\n"})
+    files.remove(data / "run")  # the tests' own host
+    stack = Stack(environ)
+    try:
+        assert stack.do("up").returncode == 0
+        assert until(lambda: mcp_answers_right(stack), 20)
+        (host,) = processes_with(str(data / "run" / "qmd-host.sock"))
+        os.kill(host, signal.SIGKILL)
+        assert answers_right(stack)
+        assert until(lambda: set(processes_with(str(data / "run" / "qmd-host.sock"))) - {host}, 20)
+        upstream.commit("main", {"deploy.md": "# Deploy\n\nWe deploy on Tuesdays, too.\n"})
+        assert until(lambda: answers_right(stack), 20)
+        events = (data / "logs" / "gunicorn.log").read_text()
+        assert "healing" not in events
+        for name in ("qmd-mcp", "embedder", "supervisord"):
+            assert "Traceback" not in (data / "logs" / f"{name}.log").read_text()
+    finally:
+        stack.do("down")
+    assert until(stack.alone), "processes are left"
 
 
 def port_answers(port: int) -> bool:
