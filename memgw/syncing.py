@@ -229,7 +229,10 @@ class Syncer:
             documents=built.documents,
             skipped=built.skipped,
         )
-        self._workspace.save(self._workspace.state().but(stamp=stamp, worktree_bytes=size), self._held)
+        state = self._workspace.state()
+        if state.embedded_commit == commit and self._workspace.pending_embeddings(stamp):  # of an index that is no more
+            state = state.but(embedded_commit=None)
+        self._workspace.save(state.but(stamp=stamp, worktree_bytes=size), self._held)
         return stamp
 
 
