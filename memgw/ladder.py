@@ -14,7 +14,9 @@ from memgw.errors import (
     IndexDamaged,
     ModelUnavailable,
     NotAsAsked,
+    StorageFull,
     VectorsPending,
+    storage_full_translated,
 )
 from memgw.layout import Layout
 from memgw.models import Models, Role
@@ -96,13 +98,16 @@ class Ladder:
 
     def vectorized(self, workspace: Workspace, stamp: Stamp, deadline: Deadline, held: Held | None = None) -> Stamp:
         """Makes the vectors that there is time for, if that is a request's to do; the stamp of the index with them.
-        Raises Moved only when `held`: otherwise another request's index is as good."""
+        Whatever hinders it, there is less to search by, and no more to say than that: the documents are there."""
         if not self._layout.embed_on_change or self._models.why_not(Role.EMBED):
             return stamp
         try:
-            return vectors.complete(workspace, stamp, self._layout.embed_seconds, deadline, held) or _moved()
-        except (Moved, IndexDamaged):
-            return workspace.proven(stamp.commit) or stamp
+            with storage_full_translated():
+                done = vectors.complete(workspace, stamp, self._layout.embed_seconds, deadline, held)
+        except (IndexDamaged, StorageFull) as exc:
+            workspace.report(exc)
+            done = None
+        return done or workspace.proven(stamp.commit) or stamp
 
     def _semantic(
         self,
@@ -115,11 +120,13 @@ class Ladder:
     ) -> Landed:
         """Raises NotAsAsked when it can't be found like this, and Moved."""
         kind = ask.question.query_type
-        for role in modes.needs(ask.question):
+        needed = modes.needs(ask.question)
+        for role in needed:
             if why := self._models.why_not(role):
                 raise ModelUnavailable(why)
-        stamp = self.vectorized(workspace, stamp, deadline, held)
-        notes = notes + self._waiting(workspace, stamp, ask)
+        if Role.EMBED in needed:
+            stamp = self.vectorized(workspace, stamp, deadline, held)
+            notes = notes + self._waiting(workspace, stamp, ask)
         seconds = self._layout.deep_seconds if kind is QueryType.DEEP_SEARCH else self._layout.query_seconds
         budget = Deadline(min(seconds, deadline.left()), timings_ms=deadline.timings_ms)
         try:
@@ -130,7 +137,7 @@ class Ladder:
             raise BudgetExceeded(f"{kind} took more than its {seconds:g} seconds") from exc
         except (EngineFailed, EngineBadOutput) as exc:
             raise EngineError(f"the search engine failed at {kind}") from exc
-        if not found.hits and not ask.question.min_score and stamp.documents:
+        if not found.hits and stamp.documents and modes.always_finds(ask.question):
             raise EngineError(f"{kind} found nothing at all, as vectors never do")
         return Landed(stamp, ask, found, notes)
 

@@ -21,7 +21,8 @@ def needs(question: Question) -> list[Role]:
     """The models without which the question can't be answered in this way."""
     if question.query_type is QueryType.SEARCH:
         return []
-    roles = [Role.EMBED]
+    by_words = question.parts and all(part.kind is Kind.LEX for part in question.parts)
+    roles = [] if by_words else [Role.EMBED]
     if expands(question):
         roles.append(Role.GENERATE)
     if question.query_type is QueryType.DEEP_SEARCH:
@@ -32,6 +33,11 @@ def needs(question: Question) -> list[Role]:
 def expands(question: Question) -> bool:
     """Whether the generation model rewrites the question."""
     return not question.parts and (question.expand or question.query_type is QueryType.DEEP_SEARCH)
+
+
+def always_finds(question: Question) -> bool:
+    """Whether every index of any documents has an answer: vectors are all more or less near."""
+    return not question.min_score and not expands(question) and Role.EMBED in needs(question)
 
 
 def parts(question: Question) -> list[Part]:
