@@ -10,8 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from threading import Event
-from time import monotonic
+from time import monotonic, sleep
 
 from memgw import logs, vectors
 from memgw.app import create_gateway
@@ -27,25 +26,28 @@ from memgw.workspace import Workspace
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_SECONDS = 2.0
+TURN_SECONDS = 5.0
+MOST_SECONDS = 60.0
+"""A turn in which nothing was done is followed by one of twice the time, up to this: loading a model takes its time."""
+
 REST_SECONDS = 60.0
 """A workspace whose vectors could not be made is left alone for so long."""
 
 
 class Embedder:
-    """Does a turn at a time, so that it can be told to stop between two."""
+    """Does a turn at a time."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._resting: dict[str, float] = {}
+        self._turns: dict[str, float] = {}
 
-    def turn(self, stopped: Event) -> bool:
-        """One slice for each workspace that lacks vectors; whether there was any work."""
+    def turn(self) -> bool:
+        """Some seconds for each workspace that lacks vectors; whether there was any work."""
         worked = False
         if self._gateway.models.why_not(Role.EMBED):
             return False
         for workspace, stamp in self._waiting():
-            if stopped.is_set():
-                break
             worked |= self._embed(workspace, stamp)
         return worked
 
@@ -59,23 +61,27 @@ class Embedder:
                         yield workspace, stamp
 
     def _embed(self, workspace: Workspace, stamp: Stamp) -> bool:
+        seconds, begun = self._turns.pop(workspace.name, TURN_SECONDS), monotonic()
         try:
             before = workspace.pending_embeddings(stamp)
-            deadline = Deadline(vectors.SLICE_SECONDS + vectors.ADOPT_SECONDS)
-            after = vectors.complete(workspace, stamp, vectors.SLICE_SECONDS, deadline)
-            moved = after is None or not before or workspace.pending_embeddings(after) < before
+            deadline = Deadline(seconds + vectors.ADOPT_SECONDS + vectors.PATIENCE_SECONDS)
+            after = vectors.complete(workspace, stamp, seconds, deadline)
+            if after is None or not before or workspace.pending_embeddings(after) < before:
+                return True
+            if monotonic() - begun >= seconds < MOST_SECONDS:
+                self._turns[workspace.name] = 2 * seconds
+                return True
+        except IndexDamaged as exc:  # the next query makes another
+            workspace.report(exc)
         except (MemgwError, OSError) as exc:
             log.warning("embedding_failed", extra={"branch": workspace.branch.name}, exc_info=exc)
-            moved = isinstance(exc, IndexDamaged)  # the next query makes another
-        if not moved:
-            self._resting[workspace.name] = monotonic() + REST_SECONDS
-        return moved
+        self._resting[workspace.name] = monotonic() + REST_SECONDS
+        return False
 
 
 def main() -> int:
-    stopped = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, lambda *_: sys.exit(0))  # what is half done is left as a kill would leave it, or better
     try:
         config = Config.load(environment(os.environ))
     except ConfigError as exc:
@@ -83,9 +89,9 @@ def main() -> int:
     logs.configure(config.log_level, logs.secrets_of(config.remote_url))
     embedder = Embedder(create_gateway(config, os.environ))
     parent = os.getppid()
-    while not stopped.is_set() and os.getppid() == parent:  # a killed supervisor leaves nothing behind
-        if not embedder.turn(stopped):
-            stopped.wait(LOOK_EVERY_SECONDS)
+    while os.getppid() == parent:  # a killed supervisor leaves nothing behind
+        if not embedder.turn():
+            sleep(LOOK_EVERY_SECONDS)
     return 0
 
 

@@ -94,12 +94,14 @@ class Engine(Protocol):
         it leaves when it fails, or when we are killed meanwhile, is worth nothing."""
         ...
 
-    def embed(self, place: Place, deadline: Deadline, seconds: float) -> None:
-        """Makes vectors that the index lacks, for so many seconds; changes nothing in the index. A reader."""
+    def embed(self, place: Place, deadline: Deadline, seconds: float) -> Path | None:
+        """Makes vectors that the index lacks, for at most so many seconds; changes nothing in the index. A reader.
+        Returns what `adopt` needs to find them; `discard` it if that is not called."""
         ...
 
-    def adopt(self, place: Place, deadline: Deadline, held: int) -> None:
-        """Brings into the index what `embed` made, or makes it there. A writer; whatever was done stays."""
+    def adopt(self, place: Place, made: Path | None, deadline: Deadline, held: int) -> str:
+        """Brings what `embed` made into the index, and returns the file that this is in then. A writer; it is done in
+        the deadline's time; what was done stays when it fails."""
         ...
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:

@@ -10,7 +10,7 @@ import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,6 +29,12 @@ PATIENCE_SECONDS = 5.0
 
 BATCH_SECONDS = 60.0
 """Some megabytes take less than one."""
+
+SLICE_SECONDS = 5.0
+"""Vectors are made for so long at a time, then brought in."""
+
+GRACE_SECONDS = 2.0
+"""What the host may take longer than it was told: it looks at the time between two parts of its work."""
 
 _MAX_ANSWER = 64 * 1024 * 1024
 _ADDRESS_BYTES = 100
@@ -167,13 +173,20 @@ class QmdHost:
             changes = {"gone": batch.gone, "put": batch.put}
             self._call({"op": "apply", **self._target(place), **changes}, deadline, BATCH_SECONDS)
 
-    def embed(self, place: Place, deadline: Deadline, seconds: float) -> None:
+    def embed(self, place: Place, deadline: Deadline, seconds: float) -> Path | None:
+        """Some seconds' worth, so that what was made is soon there for others. What it has not yet said when time is up
+        is made nevertheless."""
         files.make_folder(self._nursery.parent)
+        seconds = min(seconds, SLICE_SECONDS)
         request = {"op": "embed", **self._target(place), "nursery": str(self._nursery), "seconds": seconds}
-        self._call(request, deadline, seconds + BATCH_SECONDS)
+        self._call(request, Deadline(deadline.left(seconds + GRACE_SECONDS)))
+        return None
 
-    def adopt(self, place: Place, deadline: Deadline, held: int) -> None:
-        self._call({"op": "adopt", **self._target(place), "nursery": str(self._nursery)}, deadline, BATCH_SECONDS)
+    def adopt(self, place: Place, made: Path | None, deadline: Deadline, held: int) -> str:
+        seconds = max(deadline.left() - GRACE_SECONDS, 0.1)
+        request = {"op": "adopt", **self._target(place), "nursery": str(self._nursery), "seconds": seconds}
+        self._call(request, deadline)
+        return place.file
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         request: dict[str, Any] = {
@@ -243,15 +256,14 @@ class QmdAuto:
     def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
         self._host.apply(place, batches, deadline)
 
-    def embed(self, place: Place, deadline: Deadline, seconds: float) -> None:
-        with suppress(HostAway):  # then `adopt` makes them
-            self._host.embed(place, deadline, seconds)
-
-    def adopt(self, place: Place, deadline: Deadline, held: int) -> None:
+    def embed(self, place: Place, deadline: Deadline, seconds: float) -> Path | None:
         try:
-            self._host.adopt(place, deadline, held)
+            return self._host.embed(place, deadline, seconds)
         except HostAway:
-            self._cli.adopt(place, deadline, held)
+            return self._cli.embed(place, deadline, seconds)
+
+    def adopt(self, place: Place, made: Path | None, deadline: Deadline, held: int) -> str:
+        return (self._cli if made else self._host).adopt(place, made, deadline, held)
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         try:

@@ -3,10 +3,14 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import BoundedSemaphore
+from uuid import uuid4
 
 from memgw import documents, files, gguf, modes, proc
 from memgw.deadline import Deadline
@@ -17,6 +21,7 @@ from memgw.errors import (
     EngineBadOutput,
     EngineFailed,
     EngineMissing,
+    IndexDamaged,
     MemgwError,
     StorageFull,
     ToolError,
@@ -24,7 +29,7 @@ from memgw.errors import (
     ToolOutputTooLarge,
     ToolTimeout,
 )
-from memgw.index import COLLECTION
+from memgw.index import COLLECTION, IndexFolder
 from memgw.models import Models, Role
 from memgw.results import Hit, parse_hits
 
@@ -85,12 +90,36 @@ class QmdCli:
     def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
         raise EngineFailed("the command line has no way to take changes")
 
-    def embed(self, place: Place, deadline: Deadline, seconds: float) -> None:
-        """Nothing: the command line makes vectors in the index itself."""
+    def embed(self, place: Place, deadline: Deadline, seconds: float) -> Path | None:
+        """`qmd embed` on a copy of the index, which it would keep locked otherwise; what it has made when its time
+        is up is kept."""
+        aside = IndexFolder(place.folder / f"embed-{uuid4().hex[:12]}")
+        files.make_folder(aside.path)
+        try:
+            shutil.copyfile(place.folder / place.file, aside.path / place.file)
+            with suppress(DeadlineExceeded):
+                self._run(replace(place, folder=aside.path), ["embed"], Deadline(deadline.left(seconds)))
+            aside.settle(place.file)
+        except (FileNotFoundError, IndexDamaged) as exc:  # another request has replaced the index
+            files.remove(aside.path)
+            raise EngineFailed("the index went while vectors were made") from exc
+        except BaseException:
+            files.remove(aside.path)
+            raise
+        return aside.path / place.file
 
-    def adopt(self, place: Place, deadline: Deadline, held: int) -> None:
-        """`qmd embed`; what it has made when its time is up is kept."""
-        self._run(place, ["embed"], deadline, (held,))
+    def adopt(self, place: Place, made: Path | None, deadline: Deadline, held: int) -> str:
+        """The copy takes the place of the index, under a new name, so that readers can't mix the two up."""
+        if not made:
+            return place.file
+        file = IndexFolder(place.folder).new_file()
+        try:
+            os.replace(made, place.folder / file)
+        except FileNotFoundError as exc:
+            raise EngineFailed("the index went while vectors were made") from exc
+        finally:
+            files.remove(made.parent)
+        return file
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         """`qmd search`, `query` or `vsearch`, with `--json`."""

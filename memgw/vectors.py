@@ -1,31 +1,37 @@
 """Vectors follow Git: what a stamped index lacks is embedded apart from it, and brought in between two searches."""
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from uuid import uuid4
 
+from memgw import files
 from memgw.deadline import Deadline
-from memgw.errors import DeadlineExceeded, EngineBadOutput, EngineFailed, IndexDamaged
+from memgw.errors import DeadlineExceeded, EngineBadOutput, EngineFailed, IndexDamaged, WorkspaceBusy
 from memgw.state import Stamp
 from memgw.workspace import Held, Workspace
 
 log = logging.getLogger(__name__)
 
-SLICE_SECONDS = 5.0
-"""After so long, what was made is brought in, so that others have it."""
+ADOPT_SECONDS = 30.0
+"""A host takes no five to bring in what it makes in one slice; one that says nothing for so long hangs."""
 
-ADOPT_SECONDS = 120.0
+IDLE_SECONDS = 1.0
+"""The host that is done before has nothing to make, or can't."""
+
+PATIENCE_SECONDS = 1.0
+"""The least time to wait for the lock."""
 
 
 def complete(
     workspace: Workspace, stamp: Stamp, seconds: float, deadline: Deadline, held: Held | None = None
 ) -> Stamp | None:
-    """Makes vectors for at most so many seconds; whether all are there then, the counts say and no exit status.
+    """Makes vectors for about so many seconds; whether all are there then, the counts say and no exit status.
 
     Returns the stamp of the index with the vectors that it has now; None when somebody else changed it meanwhile. What
-    fails is logged: an index without vectors is whole. Raises DeadlineExceeded, WorkspaceBusy, StorageFull,
-    IndexDamaged.
+    fails is logged: an index without vectors is whole. Raises DeadlineExceeded, StorageFull, IndexDamaged.
     """
     end = monotonic() + seconds
     pending = workspace.pending_embeddings(stamp)
@@ -33,17 +39,20 @@ def complete(
         _note_complete(workspace, stamp, deadline, held)
         return stamp
     with deadline.step("embed"):
-        while pending and (left := min(end - monotonic(), deadline.left(), SLICE_SECONDS)) > 0:
+        while pending and (left := end - monotonic()) > 0:
+            begun = monotonic()
             try:
-                workspace.engine.embed(workspace.place(stamp), deadline, left)
-            except (EngineFailed, EngineBadOutput) as exc:
+                made = workspace.engine.embed(workspace.place(stamp), deadline, left)
+            except (EngineFailed, EngineBadOutput, DeadlineExceeded) as exc:
                 _report(workspace, exc)
+                deadline.left()
                 break
-            now = _adopt(workspace, stamp, max(end - monotonic(), left), deadline, held)
+            idle = made is not None or monotonic() - begun < IDLE_SECONDS
+            now = _adopt(workspace, stamp, made, end, deadline, held)
             if now is None:
                 return None
             before, stamp, pending = pending, now, workspace.pending_embeddings(now)
-            if pending >= before:
+            if pending >= before and idle:  # a large document takes more than one turn of the host's
                 break
     return stamp
 
@@ -51,29 +60,42 @@ def complete(
 def _note_complete(workspace: Workspace, stamp: Stamp, deadline: Deadline, held: Held | None) -> None:
     """A commit that brought no new text has its vectors already."""
     if workspace.state().embedded_commit != stamp.commit:
-        with workspace.hold(deadline, held) as hold:
+        with suppress(WorkspaceBusy), workspace.hold(deadline, held, at_most=PATIENCE_SECONDS) as hold:
             state = workspace.state()
             if state.stamp == stamp:
                 workspace.save(state.but(embedded_commit=stamp.commit), hold)
 
 
-def _adopt(workspace: Workspace, stamp: Stamp, seconds: float, deadline: Deadline, held: Held | None) -> Stamp | None:
-    with workspace.hold(deadline, held) as hold:
-        state = workspace.state()
-        if state.stamp != stamp or not workspace.sound(stamp):
-            return None
-        workspace.save(state.but(stamp=None), hold)
-        limit = Deadline(min(deadline.left(), max(seconds, 1.0), ADOPT_SECONDS))
-        try:
-            workspace.engine.adopt(workspace.place(stamp), limit, hold.descriptor)
-        except (EngineFailed, EngineBadOutput, DeadlineExceeded) as exc:  # what it has made until then is kept
-            _report(workspace, exc)
-        return _stamp_again(workspace, stamp, hold)
+def _adopt(
+    workspace: Workspace, stamp: Stamp, made: Path | None, end: float, deadline: Deadline, held: Held | None
+) -> Stamp | None:
+    patience = max(end - monotonic(), PATIENCE_SECONDS)
+    try:
+        with workspace.hold(deadline, held, at_most=patience) as hold:
+            state = workspace.state()
+            if state.stamp != stamp or not workspace.sound(stamp):
+                return None
+            limit = Deadline(deadline.left(ADOPT_SECONDS))
+            workspace.save(state.but(stamp=None), hold)
+            file = stamp.identity.file
+            try:
+                file = workspace.engine.adopt(workspace.place(stamp), made, limit, hold.descriptor)
+            except (EngineFailed, EngineBadOutput, DeadlineExceeded) as exc:  # what it has made until then is kept
+                _report(workspace, exc)
+            finally:  # whatever ends us: an index without a stamp would be built anew
+                again = _stamp_again(workspace, stamp, file, hold)
+            return again
+    except WorkspaceBusy as exc:  # what was made waits
+        _report(workspace, exc)
+        return stamp
+    finally:
+        if made:
+            files.remove(made.parent)
 
 
-def _stamp_again(workspace: Workspace, stamp: Stamp, hold: Held) -> Stamp:
+def _stamp_again(workspace: Workspace, stamp: Stamp, file: str, hold: Held) -> Stamp:
     """The same documents in a file that was written to. Raises IndexDamaged when they are not."""
-    index, file = workspace.index, stamp.identity.file
+    index = workspace.index
     index.settle(file)
     identity = index.identity(file)
     if identity is None or {index.documents(file), index.count_texts(file)} != {stamp.documents}:
@@ -81,6 +103,8 @@ def _stamp_again(workspace: Workspace, stamp: Stamp, hold: Held) -> Stamp:
     again = replace(stamp, serial=uuid4().hex, identity=identity)
     embedded = None if workspace.pending_embeddings(again) else stamp.commit
     workspace.save(workspace.state().but(stamp=again, embedded_commit=embedded), hold)
+    if file != stamp.identity.file:
+        index.keep_only(file)
     return again
 
 

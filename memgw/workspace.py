@@ -80,13 +80,15 @@ class Workspace:
         return self.place_of(stamp.identity.file)
 
     @contextmanager
-    def hold(self, deadline: Deadline, already: Held | None = None) -> Iterator[Held]:
-        """Holds the workspace lock: one writer. Does nothing when it is held `already`. Raises WorkspaceBusy."""
+    def hold(self, deadline: Deadline, already: Held | None = None, at_most: float | None = None) -> Iterator[Held]:
+        """Holds the workspace lock: one writer. Does nothing when it is held `already`. `at_most`: seconds to wait for
+        it, if less than others do. Raises WorkspaceBusy."""
         if already:
             yield already
             return
         self.layout.make_folders()
-        with locks.hold(self._lock, deadline, self.layout.lock_timeout) as descriptor:
+        patience = self.layout.lock_timeout if at_most is None else min(at_most, self.layout.lock_timeout)
+        with locks.hold(self._lock, deadline, patience) as descriptor:
             self.record.remove_leftovers()
             yield Held(descriptor, deadline)
 

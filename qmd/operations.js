@@ -2,18 +2,19 @@
  * What the host can be asked. Each operation takes the request and returns what its answer adds; `file` is always the path
  * of an index. All of qmd's own functions; what is called of it beyond its documented interface is imported below.
  */
-import { readFileSync } from "node:fs";
+import { readFileSync, rmSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { extractSnippet } from "@tobilu/qmd";
 import { stores } from "./stores.js";
 
 const entry = import.meta.resolve("@tobilu/qmd");
 const {
+  chunkDocumentByTokens,
+  cleanupOrphanedVectors,
   clearAllEmbeddings,
   extractTitle,
-  generateEmbeddings,
+  formatDocForEmbedding,
   getEmbeddingFingerprint,
-  getHashesForEmbedding,
   hashContent,
   insertEmbedding,
   vectorSearchQuery,
@@ -21,8 +22,11 @@ const {
 
 export const version = JSON.parse(readFileSync(fileURLToPath(new URL("../package.json", entry)), "utf8")).version;
 
-const NURSERY = "_";
-const NURSERY_BATCH = 32; // documents
+const BATCH_MS = 500; // others want to be answered, and time has an end
+const MOST_AT_ONCE = 32; // parts of documents
+const ADOPTED_AT_ONCE = 32; // documents
+let pace = 4;
+let cut = {}; // {hash, chunks} of the text that was cut last
 const turns = new Map(); // nursery → the end of those who fill it, one after the other
 
 const SNIPPET_LENGTH = 300; // as the command line's --json
@@ -114,7 +118,8 @@ async function update({ file, config }) {
 
 /**
  * Makes vectors that `file` lacks, in `nursery`, an index of vectors alone that all branches share: {file, nursery, config,
- * seconds} → {}. Writes nothing to `file`, so that others search it meanwhile; what is made is kept when time is up.
+ * seconds} → {}. Writes nothing to `file`, so that others search it meanwhile; what is made is kept when time is up, in the
+ * middle of a document too.
  */
 async function embed({ file, nursery, config, seconds }) {
   const end = Date.now() + 1000 * seconds;
@@ -125,58 +130,138 @@ async function embed({ file, nursery, config, seconds }) {
   return {};
 }
 
+/** qmd's generateEmbeddings, but that it throws away a document that it was not done with, and starts it again. */
 async function fill(nursery, file, config, end) {
-  const [source, target] = [await open(file), await open(nursery, { config, create: true })];
-  const known = complete(target);
-  const lacking = getHashesForEmbedding(source.internal.db, model()).filter(({ hash }) => !known.has(hash));
-  while (lacking.length && Date.now() < end) {
-    try {
-      for (const { hash, body, path } of lacking.splice(0, NURSERY_BATCH)) write(target, NURSERY, `${hash}/${path}`, body, hash);
-      await generateEmbeddings(target.internal, { maxDurationMs: Math.max(end - Date.now(), 1) });
-    } finally {
-      target.internal.db.exec("DELETE FROM documents; DELETE FROM content"); // vectors stay, by hash
-    }
+  const kept = (act) => withNursery(nursery, config, act);
+  const waiting = [];
+  let failed = 0;
+  const make = async () => {
+    const some = waiting.splice(0, pace);
+    const begun = Date.now();
+    const texts = some.map(({ text, title }) => formatDocForEmbedding(text, title, model()));
+    const made = await stores.models.embedBatch(texts, { model: model() });
+    pace = Math.min(Math.max(Math.round((pace * BATCH_MS) / (Date.now() - begun + 1)), 1), MOST_AT_ONCE);
+    failed = made.some(Boolean) ? 0 : failed + 1;
+    if (failed > 2) throw new Failure("failed", "the model makes no vectors");
+    await kept((store) => insert(store, some.map((chunk, at) => ({ ...chunk, vector: made[at]?.embedding }))));
+  };
+  for (const { hash, path } of lacking((await open(file)).internal.db)) {
+    if (Date.now() >= end) return;
+    const known = await kept(({ internal: { db } }) => seqs(db, hash));
+    if (known.whole) continue;
+    const text = (await open(file)).internal.db.prepare("SELECT doc FROM content WHERE hash = ?").get(hash)?.doc;
+    if (text === undefined) continue; // it went meanwhile
+    const chunks = await before(end, chunksOf(hash, text));
+    const title = extractTitle(text, path);
+    chunks?.forEach(({ text, pos }, seq) => known.has(seq) || waiting.push({ hash, seq, pos, text, title, of: chunks.length }));
+    while (waiting.length >= pace && Date.now() < end) await make();
   }
+  while (waiting.length && Date.now() < end) await make();
+}
+
+/** What a text is cut into; of the last one remembered, since a large one takes longer than a turn. */
+function chunksOf(hash, text) {
+  if (cut.hash !== hash) {
+    const chunks = chunkDocumentByTokens(text);
+    chunks.catch(() => (cut = {}));
+    cut = { hash, chunks };
+  }
+  return cut.chunks;
+}
+
+/** What a promise gives, undefined when it does not until then. */
+function before(end, promise) {
+  let timer;
+  const over = new Promise((resolve) => (timer = setTimeout(resolve, Math.max(end - Date.now(), 0))));
+  return Promise.race([promise, over]).finally(() => clearTimeout(timer));
 }
 
 /**
- * Copies the vectors that `file` lacks out of `nursery`, all of them or none, and takes those of another model away:
- * {file, nursery, config} → {pending: documents that still lack theirs}. Writes to `file`.
+ * Copies the vectors that `file` lacks out of `nursery`, and takes away those of another model and of texts that are gone:
+ * {file, nursery, config, seconds} → {pending: documents that still lack theirs}. Writes to `file`; some documents at a
+ * time, between which others are answered, until the time is up.
  */
-async function adopt({ file, nursery, config }) {
-  const [source, target] = [await open(nursery, { config, create: true }), await open(file, { config })];
-  const [from, to] = [source.internal.db, target.internal.db];
-  to.exec("BEGIN IMMEDIATE");
+async function adopt({ file, nursery, config, seconds }) {
+  const end = Date.now() + 1000 * seconds;
+  const { internal } = await open(file, { config });
   try {
-    const others = to.prepare("SELECT 1 FROM content_vectors WHERE model <> ? OR embed_fingerprint <> ? LIMIT 1");
-    if (others.get(model(), fingerprint())) clearAllEmbeddings(to);
-    const known = complete(source);
-    for (const { hash } of getHashesForEmbedding(to, model())) {
-      if (!known.has(hash)) continue;
-      const rows = from.prepare("SELECT * FROM content_vectors WHERE hash = ?").all(hash);
-      for (const { seq, pos, embedded_at, total_chunks } of rows) {
-        const { embedding } = from.prepare("SELECT embedding FROM vectors_vec WHERE hash_seq = ?").get(`${hash}_${seq}`);
-        const floats = new Float32Array(embedding.buffer, embedding.byteOffset, embedding.byteLength / 4);
-        target.internal.ensureVecTable(floats.length);
-        insertEmbedding(to, hash, seq, pos, floats, model(), embedded_at, total_chunks, fingerprint());
-      }
+    const others = internal.db.prepare("SELECT 1 FROM content_vectors WHERE model <> ? OR embed_fingerprint <> ? LIMIT 1");
+    if (others.get(model(), fingerprint())) internal.db.transaction(() => clearAllEmbeddings(internal.db)).immediate();
+    cleanupOrphanedVectors(internal.db);
+    const hashes = lacking(internal.db).map(({ hash }) => hash);
+    while (hashes.length && Date.now() < end) {
+      const some = hashes.splice(0, ADOPTED_AT_ONCE);
+      insert(await open(file), await withNursery(nursery, config, (store) => some.flatMap((hash) => vectorsOf(store, hash))));
+      await new Promise(setImmediate);
     }
-    to.exec("COMMIT");
+    return { pending: (await open(file)).internal.getHashesNeedingEmbedding(model()) };
   } catch (error) {
-    if (to.inTransaction) to.exec("ROLLBACK");
     stores.close(file);
     throw error;
   }
-  return { pending: target.internal.getHashesNeedingEmbedding(model()) };
 }
 
-/** The hashes of which a nursery has every vector of the current model. */
-function complete({ internal: { db } }) {
-  if (!db.prepare("SELECT 1 FROM sqlite_master WHERE name = 'vectors_vec'").get()) return new Set();
+/** Documents without all their vectors of the current model: [{hash, path}], the smallest first, so that a large one, or one
+ * that can't be embedded, keeps no other waiting. */
+function lacking(db) {
   const rows = db.prepare(
-    "SELECT hash FROM content_vectors WHERE model = ? AND embed_fingerprint = ? GROUP BY hash HAVING count(*) = max(total_chunks)",
+    `SELECT d.hash, min(d.path) AS path FROM documents d JOIN content c USING (hash)
+     WHERE d.active = 1 AND d.hash NOT IN (SELECT hash FROM content_vectors WHERE model = ? AND embed_fingerprint = ?
+       GROUP BY hash HAVING count(*) >= max(total_chunks))
+     GROUP BY d.hash ORDER BY length(c.doc), d.hash`,
   );
-  return new Set(rows.all(model(), fingerprint()).map(({ hash }) => hash));
+  return rows.all(model(), fingerprint());
+}
+
+/** The parts of a text that have a vector; `whole`: all of them. */
+function seqs(db, hash) {
+  const rows = db.prepare("SELECT seq, total_chunks FROM content_vectors WHERE hash = ? AND model = ? AND embed_fingerprint = ?");
+  const found = rows.all(hash, model(), fingerprint());
+  return Object.assign(new Set(found.map(({ seq }) => seq)), { whole: found.length > 0 && found.length >= found[0].total_chunks });
+}
+
+/** All vectors of a text, or none when one is missing. */
+function vectorsOf({ internal: { db } }, hash) {
+  if (!seqs(db, hash).whole) return [];
+  const rows = db.prepare("SELECT seq, pos, total_chunks FROM content_vectors WHERE hash = ?").all(hash);
+  const vector = db.prepare("SELECT embedding FROM vectors_vec WHERE hash_seq = ?");
+  const found = rows.map(({ seq, pos, total_chunks }) => {
+    const bytes = vector.get(`${hash}_${seq}`)?.embedding;
+    return { hash, seq, pos, of: total_chunks, vector: bytes && new Float32Array(Uint8Array.from(bytes).buffer) };
+  });
+  if (found.every(({ vector }) => vector)) return found;
+  db.prepare("DELETE FROM content_vectors WHERE hash = ?").run(hash); // it is made again
+  return [];
+}
+
+function insert({ internal: { db, ensureVecTable } }, vectors) {
+  const whole = vectors.filter(({ vector }) => vector);
+  if (!whole.length) return;
+  try {
+    ensureVecTable(whole[0].vector.length);
+  } catch (error) {
+    if (!/dimension/.test(error?.message)) throw error;
+    clearAllEmbeddings(db); // of another model in a file of the same name
+    ensureVecTable(whole[0].vector.length);
+  }
+  const now = new Date().toISOString();
+  const put = ({ hash, seq, pos, of, vector }) =>
+    insertEmbedding(db, hash, seq, pos, Float32Array.from(vector), model(), now, of, fingerprint());
+  db.transaction(() => whole.forEach(put)).immediate();
+}
+
+/** What `act` gives for the nursery's store. It is a cache: a broken one is made anew. */
+async function withNursery(path, config, act) {
+  const look = async () => act(await open(path, { config, create: true }));
+  try {
+    return await look();
+  } catch (error) {
+    if (!/^SQLITE_(NOTADB|CORRUPT|ERROR|SCHEMA|CANTOPEN)/.test(error?.code)) throw error;
+    console.error(`the vectors in ${path} can't be used, and are made anew: ${error.message}`);
+    stores.close(path);
+    for (const end of ["", "-wal", "-shm"]) rmSync(path + end, { recursive: true, force: true });
+    return look();
+  }
 }
 
 function model() {

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event
 from typing import Any
 
 import pytest
@@ -171,8 +170,8 @@ def test_what_is_left_for_later_is_said_and_made_by_the_embedder(
     assert ([hit["path"] for hit in answer["results"]], codes(answer)) == (["money.md"], ["vectors_pending"])
     assert client.problem("/query", {"query": "x", "query_type": "query", "strict": True}) == (503, "vectors_pending")
     embedder = Embedder(create_gateway(Config.load(environ), environ))
-    assert embedder.turn(Event())
-    assert not embedder.turn(Event())
+    assert embedder.turn()
+    assert not embedder.turn()
     answer = client.query(PARAPHRASE, query_type="query")
     assert (answer["results"][0]["path"], codes(answer)) == ("holds.md", [])
     upstream.commit("main", {"pets.md": "# Animals\n\nDogs may be brought along.\n"})

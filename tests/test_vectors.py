@@ -56,7 +56,7 @@ def made(host: WarmHost, plain: Plain, name: str) -> str:
     assert host.ask({"op": "update", **target})["ok"]
     target["nursery"] = str(plain.clone.parent / "nursery.sqlite")
     assert host.ask({"op": "embed", **target, "seconds": 60})["ok"]
-    assert host.ask({"op": "adopt", **target})["pending"] == 0
+    assert host.ask({"op": "adopt", **target, "seconds": 60})["pending"] == 0
     return path
 
 
