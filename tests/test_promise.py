@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.actors import Server, Upstream
+from tests.actors import Server, Upstream, served
 
 BRANCHES = ("main", "memory/2026-03", "task/T-1")
 ANSWERS = 210
@@ -129,3 +129,8 @@ def test_no_answer_is_older_than_the_newest_push_that_ended_before_it_was_asked(
     server: Server, upstream: Upstream, tmp_path: Path
 ) -> None:
     assert fire(server, upstream, ANSWERS) >= ANSWERS
+
+
+def test_it_holds_without_the_warm_host(environ: dict[str, str], upstream: Upstream, tmp_path: Path) -> None:
+    with served({**environ, "QMD_ENGINE": "cli"}, tmp_path, measured=False) as server:
+        assert fire(server, upstream, ANSWERS // 3) >= ANSWERS // 3
