@@ -529,7 +529,7 @@ FAKE_QMD = """\
 here={here}
 command=
 for word; do
-  case $word in search|update|embed) command=$word; break;; esac
+  case $word in search|update|embed|query|vsearch) command=$word; break;; esac
 done
 echo "$command" >> "$here/calls"
 if [ -f "$here/$command" ]; then . "$here/$command"; fi
