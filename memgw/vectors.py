@@ -43,9 +43,12 @@ def complete(
             begun = monotonic()
             try:
                 made = workspace.engine.embed(workspace.place(stamp), deadline, left)
-            except (EngineFailed, EngineBadOutput, DeadlineExceeded) as exc:
+            except DeadlineExceeded as exc:  # the engine is busy with others, or hangs
                 _report(workspace, exc)
                 deadline.left()
+                continue
+            except (EngineFailed, EngineBadOutput) as exc:
+                _report(workspace, exc)
                 break
             idle = made is not None or monotonic() - begun < IDLE_SECONDS
             now = _adopt(workspace, stamp, made, end, deadline, held)

@@ -24,6 +24,7 @@ export const version = JSON.parse(readFileSync(fileURLToPath(new URL("../package
 
 const BATCH_MS = 500; // others want to be answered, and time has an end
 const MOST_AT_ONCE = 32; // parts of documents
+const LARGE = 16 * 1024; // characters
 const ADOPTED_AT_ONCE = 32; // documents
 let pace = 4;
 let cut = {}; // {hash, chunks} of the text that was cut last
@@ -151,6 +152,7 @@ async function fill(nursery, file, config, end) {
     if (known.whole) continue;
     const text = (await open(file)).internal.db.prepare("SELECT doc FROM content WHERE hash = ?").get(hash)?.doc;
     if (text === undefined) continue; // it went meanwhile
+    if (text.length > LARGE) while (waiting.length && Date.now() < end) await make(); // cutting it takes a while
     const chunks = await before(end, chunksOf(hash, text));
     const title = extractTitle(text, path);
     chunks?.forEach(({ text, pos }, seq) => known.has(seq) || waiting.push({ hash, seq, pos, text, title, of: chunks.length }));
