@@ -30,7 +30,7 @@ def complete(
 ) -> Stamp | None:
     """Makes vectors for about so many seconds; whether all are there then, the counts say and no exit status.
 
-    Returns the stamp of the index with the vectors that it has now; None when somebody else changed it meanwhile. What
+    Returns the stamp of the index with the vectors that it has now; None when that is of another commit meanwhile. What
     fails is logged: an index without vectors is whole. Raises DeadlineExceeded, StorageFull, IndexDamaged.
     """
     end = monotonic() + seconds
@@ -75,9 +75,10 @@ def _adopt(
     patience = max(end - monotonic(), PATIENCE_SECONDS)
     try:
         with workspace.hold(deadline, held, at_most=patience) as hold:
+            now = workspace.proven(stamp.commit)
+            if now != stamp:  # another has brought vectors in, or another commit
+                return now
             state = workspace.state()
-            if state.stamp != stamp or not workspace.sound(stamp):
-                return None
             limit = Deadline(deadline.left(ADOPT_SECONDS))
             workspace.save(state.but(stamp=None), hold)
             file = stamp.identity.file
