@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import corpus, repository
-from tests.bench.answers import WrongAnswer, check, check_commit, check_paths
+from tests.bench.answers import WrongAnswer, check, check_commit, check_order, check_paths
 from tests.bench.floor import fts_query
 from tests.bench.report import Kind, Row, amount, as_json, table
 from tests.bench.sample import Sample, every, in_turns, percentile, rounds, seconds
@@ -114,6 +114,13 @@ def test_an_answer_from_another_commit_or_with_other_paths_is_wrong() -> None:
     check_paths("x", "q", ["b", "a"], ["a", "b"])
     with pytest.raises(WrongAnswer):
         check_paths("x", "q", ["a"], ["a", "b"])
+
+
+def test_an_order_is_right_to_the_digits_that_qmd_prints() -> None:
+    check_order("x", "q", [("a", 1.0), ("b", 0.13)], [("a", 1), ("b", 0.125)])
+    for wrong in ([("b", 1.0), ("a", 0.13)], [("a", 1.0)], [("a", 1.0), ("b", 0.14)]):
+        with pytest.raises(WrongAnswer):
+            check_order("x", "q", wrong, [("a", 1), ("b", 0.125)])
 
 
 def test_a_row_is_judged_by_its_kind() -> None:

@@ -24,6 +24,13 @@ def check(who: str, text: str, found: Hits, expected: Hits) -> None:
         raise WrongAnswer(f"{who}: {text!r}: {sorted(missing)} not found")
 
 
+def check_order(who: str, text: str, found: Hits, expected: Hits) -> None:
+    """The same paths in the same order, with the same scores as far as qmd prints them."""
+    same = [path for path, _ in found] == [path for path, _ in expected]
+    if not same or any(abs(a - b) > 0.0051 for (_, a), (_, b) in zip(found, expected, strict=True)):
+        raise WrongAnswer(f"{who}: {text!r}: {found} instead of {expected}")
+
+
 def check_paths(who: str, text: str, found: Collection[str], expected: Collection[str]) -> None:
     """These and no others were found."""
     if set(found) != set(expected):

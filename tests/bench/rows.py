@@ -3,6 +3,8 @@
 Whoever is compared in a row takes turns and gets the same questions, each question once. No push is part of a time.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,8 +12,11 @@ from functools import cached_property
 from itertools import chain, repeat
 from time import monotonic, perf_counter
 
-from tests.bench import corpus, peer
-from tests.bench.answers import check, check_paths
+from memgw.config import ROOT, Config
+from memgw.engine import QueryType
+from tests.actors import Upstream
+from tests.bench import corpus, library, peer, stack
+from tests.bench.answers import check, check_commit, check_order, check_paths
 from tests.bench.baseline import Loop
 from tests.bench.peer import NoPeer, Peer
 from tests.bench.report import Kind, Row
@@ -20,6 +25,9 @@ from tests.bench.scene import Edit, Options, Scene, scene
 from tests.bench.stack import Answer, Client
 
 CLIENTS = 16
+MEANT, MEANT_ROOM = 100, "510"
+"""Files whose vectors are made for it, and how long the model's texts may be."""
+
 MANY, FEW = 10_000, 10
 CHANGED = 10
 LOOP, FLOOR, PEER = "(a) shell loop", "(b) floor", "(c) markdown-vault-mcp"
@@ -198,6 +206,41 @@ def first(bench: Bench) -> Iterator[Row]:
     yield Row(name, "clone + qmd update", seconds([main.loop.first]), seconds([main.first]))
 
 
+def semantic(bench: Bench) -> Iterator[Row]:
+    """Search by meaning, warm, beside the same call of qmd's library."""
+    options = bench.options
+    model = options.cache / "minilm-l6-v2-q8_0.gguf"
+    subprocess.run([sys.executable, "bin/minilm.py", str(model)], cwd=ROOT, check=True)
+    settings = {"QMD_EMBED_MODEL_URI": str(model), "MEMGW_EMBED_BUDGET_SECONDS": "600"}
+    work = options.work / "semantic"
+    work.mkdir()
+    upstream = Upstream(work / "remote.git")
+    tip = upstream.commit("main", dict(corpus.notes(MEANT)))
+    with stack.running(work / "data", str(upstream.path), **settings) as served:
+        client = Client(served.port)
+        check_commit(client.ask("warm", query_type="vsearch").json, "warm", tip)
+        index = next((work / "data" / "qmd-cache" / "ws-main").glob("*.sqlite"))
+        config = Config.load({"GIT_REMOTE_URL": str(upstream.path), **settings})
+        with library.running(index, work / "copy.sqlite", config, MEANT_ROOM) as beside:
+            for kind in (QueryType.VSEARCH, QueryType.QUERY):
+
+                def ours(text: str, kind: QueryType = kind) -> float:
+                    answer = client.ask(text, query_type=kind)
+                    check_commit(answer.json, text, tip)
+                    check_order("memgw", text, answer.hits, beside.ask(text, kind)[1])
+                    return answer.seconds
+
+                def theirs(text: str, kind: QueryType = kind) -> float:
+                    return beside.ask(text, kind)[0]
+
+                for text in corpus.questions(MEANT, 5, "warm"):
+                    ours(text)
+                texts = corpus.questions(MEANT, options.answers, f"meaning {kind}")
+                plain, taken = in_turns(texts, rounds(options.answers, options.patience / 4), theirs, ours)
+                name = f"{kind}, unchanged, {MEANT} files with vectors"
+                yield Row(name, "qmd's library, warm", seconds(plain), seconds(taken), Kind.TIMES, 1.3)
+
+
 def memory(bench: Bench) -> Iterator[Row]:
     """Resident memory once all of the above has been asked."""
     running, files = bench.main.stack, bench.main.files
@@ -228,7 +271,7 @@ def large(bench: Bench) -> Iterator[Row]:
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     group.__name__: group
-    for group in (unchanged, clients, http, small, branches, changed, branch, first, memory, large)
+    for group in (unchanged, clients, http, small, branches, changed, branch, first, memory, large, semantic)
 }
 
 
