@@ -26,7 +26,7 @@ const BATCH_MS = 500; // others want to be answered, and time has an end
 const MOST_AT_ONCE = 32; // parts of documents
 const LARGE = 16 * 1024; // characters
 const ADOPTED_AT_ONCE = 32; // documents
-let pace = 4;
+let pace = 1;
 let cut = {}; // {hash, chunks} of the text that was cut last
 const turns = new Map(); // nursery → the end of those who fill it, one after the other
 
