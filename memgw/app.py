@@ -8,9 +8,10 @@ from threading import BoundedSemaphore
 from time import monotonic
 from uuid import uuid4
 
-from flask import Flask, Response, g, request
+from flask import Flask, Response, current_app, g, request
 
-from memgw import logs, problems
+from memgw import logs, metrics, problems
+from memgw.census import Census
 from memgw.config import Config
 from memgw.engine import Engine
 from memgw.errors import WorkspaceBusy
@@ -19,6 +20,7 @@ from memgw.host import Host, QmdAuto, QmdHost
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
 from memgw.qmd import QmdCli
+from memgw.readiness import Readiness
 from memgw.remote import Remote
 from memgw.status import Status
 from memgw.views import bp
@@ -84,12 +86,19 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.json.compact = True  # type: ignore[attr-defined]
     gateway = create_gateway(config, environ)
-    app.extensions |= {"memgw": gateway, "memgw.config": config, "memgw.status": Status(config, gateway)}
+    app.extensions |= {
+        "memgw": gateway,
+        "memgw.config": config,
+        "memgw.status": Status(config, gateway),
+        "memgw.readiness": Readiness(config, gateway),
+        "memgw.census": Census(config, gateway),
+    }
     problems.init_app(app)
     app.before_request(_begin)
     _admit(app, config.threads - SPARE_THREADS)
     app.after_request(_end)
     app.register_blueprint(bp)
+    app.extensions["memgw.endpoints"] = {rule.rule for rule in app.url_map.iter_rules()}
     return app
 
 
@@ -123,13 +132,16 @@ def _end(response: Response) -> Response:
     """One line a request: what was asked of which commit, how it ended, and where the time went."""
     response.headers["X-Request-ID"] = logs.request_id.get()
     spent = g.deadline.timings_ms if "deadline" in g else {}
+    seconds = monotonic() - g.arrived
+    endpoint = request.path if request.path in current_app.extensions["memgw.endpoints"] else "other"
+    metrics.request(endpoint, response.status_code, seconds, spent)
     facts = {
         "method": request.method,
         "path": request.path,
         "status": response.status_code,
         "code": g.get("code"),
         **g.facts,
-        "ms": round((monotonic() - g.arrived) * 1000, 1),
+        "ms": round(seconds * 1000, 1),
         **{STEPS[step]: ms for step, ms in spent.items()},
     }
     requests_log.info("request", extra={key: value for key, value in facts.items() if value is not None})

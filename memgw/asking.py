@@ -12,7 +12,7 @@ from threading import Condition, Lock
 from time import monotonic
 from typing import cast
 
-from memgw import files, locks
+from memgw import files, locks, metrics
 from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.errors import (
@@ -77,6 +77,7 @@ class Askings:
             outcome = self._wait(queue, deadline, since)
             if isinstance(outcome, float):
                 return self._lead(queue, outcome, branch, since, ask)
+            metrics.shared()
             if isinstance(outcome.result, MemgwError):
                 raise type(outcome.result)(outcome.result.detail)
             return outcome.result
@@ -139,11 +140,13 @@ class Askings:
                 locked = self._locked(branch, stack)
                 outcome = self._read(record, branch)
                 if outcome and outcome.began >= since:
+                    metrics.shared()
                     return outcome
                 if not locked and monotonic() > end:  # its owner is slow or stopped
                     self._alone_until = monotonic() + ALONE_SECONDS
             began = monotonic()
-            asked = ask()
+            with metrics.asking():
+                asked = ask()
             if locked:
                 self._write(record, branch, began, asked)
             return _Outcome(began, asked)

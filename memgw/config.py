@@ -140,6 +140,7 @@ class Config:
     remote_timeout_seconds: int = _setting("MEMGW_REMOTE_TIMEOUT_SECONDS", _between(1, 3600), 30)
     lock_timeout_seconds: int = _setting("MEMGW_LOCK_TIMEOUT_SECONDS", _between(1, 3600), 60)
     max_body_bytes: int = _setting("MEMGW_MAX_BODY_BYTES", _between(1024, 1_048_576), 65_536)
+    disk_floor_mb: int = _setting("MEMGW_DISK_FLOOR_MB", _between(0, 100_000_000), 200)
     log_level: str = _setting("MEMGW_LOG_LEVEL", _one_of("DEBUG", "INFO", "WARNING", "ERROR"), "INFO")
     mcp_port: int = _setting("MEMGW_MCP_PORT", _between(1, 65535), 8181)
     qmd: Path = _setting("MEMGW_QMD", _path, ROOT / "qmd/node_modules/@tobilu/qmd/dist/cli/qmd.js")

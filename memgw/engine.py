@@ -79,6 +79,10 @@ class Engine(Protocol):
         """The engine's version; an index is only good for the one that wrote it."""
         ...
 
+    def check(self, deadline: Deadline) -> None:
+        """Returns when the engine answers; for whoever asks whether we are ready."""
+        ...
+
     def update(self, place: Place, deadline: Deadline, held: int) -> None:
         """Brings the index to the worktree's files, making it when there is none. A writer: `held` is the
         descriptor of the workspace lock."""

@@ -5,15 +5,40 @@ request (gthread); a request is bounded by its own deadline, which is shorter th
 """
 
 import os
+import re
 import sys
+from itertools import count
 from typing import Any
 
+from memgw import files
 from memgw.config import Config, ConfigError, environment
 
 try:
     _config = Config.load(environment(os.environ))
 except ConfigError as exc:
     sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+
+_METRICS = _config.data_dir / "run" / "metrics" / re.sub(r"[^\w.]+", "-", _config.bind)
+os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+try:  # before the application is imported, and with it the client of Prometheus, which reads this
+    files.remove(_METRICS)
+    _METRICS.mkdir(parents=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(_METRICS)
+except OSError as exc:
+    print(f"memgw: each worker has metrics of its own: {exc.strerror}: data/run/metrics", file=sys.stderr)
+
+
+def pre_fork(server: Any, worker: Any) -> None:
+    """A worker takes the place of one that ended, and goes on with its counts: these never go down, and files don't
+    grow in number."""
+    taken = {other.memgw_place for other in server.WORKERS.values()}
+    worker.memgw_place = next(place for place in count() if place not in taken)
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    from memgw import metrics
+
+    metrics.begin(_METRICS, f"{server.pid}-{worker.memgw_place}")
 
 
 def on_exit(server: Any) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from memgw import files, modes
+from memgw import files, metrics, modes
 from memgw.deadline import Deadline
 from memgw.engine import Batch, Engine, Place, QueryType, Question
-from memgw.errors import EngineBadOutput, EngineFailed, HostAway, MemgwError, StorageFull
+from memgw.errors import DeadlineExceeded, EngineBadOutput, EngineFailed, HostAway, MemgwError, StorageFull
 from memgw.index import COLLECTION
 from memgw.results import Hit, read_hits
 
@@ -164,6 +164,9 @@ class QmdHost:
     def version(self) -> str:
         return self._reference.version()
 
+    def check(self, deadline: Deadline) -> None:
+        self._call({"op": "status"}, deadline)
+
     def update(self, place: Place, deadline: Deadline, held: int) -> None:
         """qmd's own update, in the host."""
         self._call({"op": "update", **self._target(place)}, deadline)
@@ -245,21 +248,35 @@ class QmdAuto:
 
     @property
     def incremental(self) -> bool:
-        return self._host.incremental
+        if self._host.incremental:
+            return True
+        metrics.fell_back("apply")
+        return False
 
     def version(self) -> str:
         return self._cli.version()
+
+    def check(self, deadline: Deadline) -> None:
+        try:  # a third of the time, which is no reason to think that it hangs
+            self._host.check(Deadline(deadline.left() / 3))
+        except (EngineFailed, EngineBadOutput, DeadlineExceeded):
+            self._cli.check(deadline)
 
     def update(self, place: Place, deadline: Deadline, held: int) -> None:
         self._cli.update(place, deadline, held)
 
     def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
-        self._host.apply(place, batches, deadline)
+        try:
+            self._host.apply(place, batches, deadline)
+        except HostAway:  # then `update` does it
+            metrics.fell_back("apply")
+            raise
 
     def embed(self, place: Place, deadline: Deadline, seconds: float) -> Path | None:
         try:
             return self._host.embed(place, deadline, seconds)
         except HostAway:
+            metrics.fell_back("embed")
             return self._cli.embed(place, deadline, seconds)
 
     def adopt(self, place: Place, made: Path | None, deadline: Deadline, held: int) -> str:
@@ -270,6 +287,7 @@ class QmdAuto:
             return self._host.search(place, question, deadline)
         except (EngineFailed, EngineBadOutput) as exc:
             log.info("engine_fallback", extra={"reason": exc.detail})
+            metrics.fell_back("search")
         return self._cli.search(place, question, deadline)
 
     def explain(self, place: Place, question: Question) -> list[str]:

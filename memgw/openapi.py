@@ -1,5 +1,6 @@
 """The OpenAPI document, made from the schemas that the views use."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,7 @@ from marshmallow import Schema
 
 from memgw import __version__
 from memgw.problems import CODES
-from memgw.schemas import AnswerOut, HealthOut, ProblemOut, QueryIn, SelectionIn, StatusOut, SyncOut
+from memgw.schemas import AnswerOut, HealthOut, ProblemOut, QueryIn, ReadyOut, SelectionIn, StatusOut, SyncOut
 
 _BODY = (400, 413, 415, 422)
 _WORK = (404, 500, 502, 503, 504, 507)
@@ -29,6 +30,20 @@ def document() -> dict[str, Any]:
     _add(spec, "/sync", "post", "Bring a branch to its newest commit", SyncOut(), SelectionIn(), _BODY + _WORK)
     _add(spec, "/status", "get", "The state of the gateway and its workspaces", StatusOut(), None, (500,))
     _add(spec, "/health", "get", "The process answers", HealthOut(), None, ())
+    not_now = {"503": _content("application/json", ReadyOut(), "Not now, and why")}
+    _add(spec, "/ready", "get", "Whether questions can be answered now", ReadyOut(), None, (500,), not_now)
+    spec.path(
+        "/metrics",
+        operations={
+            "get": {
+                "summary": "What was counted, for Prometheus",
+                "operationId": "metrics",
+                "responses": {
+                    "200": {"description": "Done", "content": {"text/plain": {"schema": {"type": "string"}}}}
+                },
+            }
+        },
+    )
     spec.path(
         "/openapi.json",
         operations={"get": {"summary": "This document", "responses": {"200": {"description": "OpenAPI"}}}},
@@ -44,10 +59,12 @@ def _add(
     out: Schema,
     body: Schema | None,
     failures: tuple[int, ...],
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     answers: dict[str, Any] = {"200": _content("application/json", out, "Done")}
     for status in failures:
         answers[str(status)] = _content("application/problem+json", ProblemOut(), " or ".join(CODES[status]))
+    answers |= more or {}
     operation: dict[str, Any] = {"summary": summary, "operationId": path.strip("/"), "responses": answers}
     if body:
         operation["requestBody"] = _content("application/json", body, "") | {"required": True}

@@ -83,6 +83,19 @@ class QmdCli:
             raise EngineMissing("the search engine does not tell its version")
         return found[0].decode()
 
+    def check(self, deadline: Deadline) -> None:
+        """`qmd --version`, whatever it says: it runs."""
+        try:
+            proc.run(
+                [*self._launcher, "--version"],
+                cwd=self._home(),
+                env=self._env(self._cache / "none"),
+                timeout=deadline.left(),
+                max_output=MAX_OUTPUT,
+            )
+        except ToolError as exc:
+            raise _translated(exc, deadline) from exc
+
     def update(self, place: Place, deadline: Deadline, held: int) -> None:
         """`qmd update`: reads and hashes every file."""
         self._run(place, ["update"], deadline, (held,))

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
-from memgw import lsrefs, proc, refs
+from memgw import lsrefs, metrics, proc, refs
 from memgw.asking import Asked, Askings
 from memgw.branch import Branch
 from memgw.deadline import Deadline
@@ -48,7 +48,8 @@ class Remote:
                 view = self.config.view(limit)
             place = refs.place(view.url) if view and not view.hides_refs else None
             if place and (commit := refs.read(place, branch.ref)):  # quicker than any sharing
-                return Asked(at, commit)
+                with metrics.asking():
+                    return Asked(at, commit)
             since = deadline.started if since is None else since
             return self._askings.share(branch, deadline, since, lambda: self._ask(branch, view, deadline))
 

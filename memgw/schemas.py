@@ -223,6 +223,18 @@ class HealthOut(Schema):
     ok = fields.Boolean(required=True)
 
 
+class CheckOut(Schema):
+    ok = fields.Boolean(required=True)
+    detail = fields.String(**_doc("Why not."))
+
+
+class ReadyOut(Schema):
+    """Whether questions can be answered now."""
+
+    ok = fields.Boolean(required=True)
+    checks = fields.Dict(fields.String(), fields.Nested(CheckOut), required=True, **_doc("remote, engine, data, disk."))
+
+
 class ProblemOut(Schema):
     """Every failure (RFC 9457)."""
 

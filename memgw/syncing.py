@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
-from memgw import files
+from memgw import files, metrics
 from memgw.branch import Branch
 from memgw.errors import (
     FULL,
@@ -51,12 +51,19 @@ class Syncer:
         self._mirror, self._worktree, self._engine = workspace.mirror, workspace.worktree, workspace.engine
         self._indexer = Indexer(workspace.index, self._engine, self._mirror.objects)
         self._asked_at = ""
+        self._way = ""
 
     def bring(self, commit: str, asked_at: str) -> tuple[Stamp, str]:
         """Brings the workspace to `commit`, or to a newer one if the remote moves meanwhile.
 
         Returns the stamp, and when the remote had its commit (`asked_at`: when it had `commit`).
         """
+        with metrics.syncing() as ways:
+            brought = self._heal(commit, asked_at)
+            ways.append(self._way)
+        return brought
+
+    def _heal(self, commit: str, asked_at: str) -> tuple[Stamp, str]:
         seen = self._mirror.identity()
         try:
             return self._bring(commit, asked_at)
@@ -114,7 +121,9 @@ class Syncer:
                     self._workspace.report(exc)
                 else:
                     if stamp:
+                        self._way = "changes"
                         return stamp
+        self._way = "whole"
         return self._by_reading(commit)
 
     def _starts(self, old: Stamp | None, commit: str) -> Iterator[_Start]:

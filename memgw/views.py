@@ -4,7 +4,9 @@ from typing import Any
 
 from flask import Blueprint, Response, current_app, g, jsonify, request
 
+from memgw import metrics
 from memgw.branch import Branch
+from memgw.census import Census
 from memgw.config import Config
 from memgw.deadline import Deadline
 from memgw.engine import Kind, Part, QueryType, Question
@@ -12,15 +14,16 @@ from memgw.errors import IndexDamaged
 from memgw.gateway import Fresh, Gateway
 from memgw.ladder import Degraded
 from memgw.openapi import document
+from memgw.readiness import Readiness
 from memgw.results import Hit
-from memgw.schemas import AnswerOut, HealthOut, QueryIn, SelectionIn, StatusOut, SyncOut, read
+from memgw.schemas import AnswerOut, HealthOut, QueryIn, ReadyOut, SelectionIn, StatusOut, SyncOut, read
 from memgw.status import Status
 from memgw.workspace import Workspace
 
 bp = Blueprint("memgw", __name__)
 
 QUERY, SELECTION = QueryIn(), SelectionIn()
-ANSWER, SYNC, STATUS, HEALTH = AnswerOut(), SyncOut(), StatusOut(), HealthOut()
+ANSWER, SYNC, STATUS, HEALTH, READY = AnswerOut(), SyncOut(), StatusOut(), HealthOut(), ReadyOut()
 """Made once: that costs more than using them."""
 
 
@@ -28,6 +31,24 @@ ANSWER, SYNC, STATUS, HEALTH = AnswerOut(), SyncOut(), StatusOut(), HealthOut()
 def health() -> Response:
     """Touches no lock, no Git and no qmd."""
     return jsonify(HEALTH.dump({"ok": True}))
+
+
+@bp.get("/ready")
+def ready() -> Response:
+    """Takes no workspace lock; 503 in the same shape when it is not."""
+    readiness: Readiness = current_app.extensions["memgw.readiness"]
+    checks = readiness.checks()
+    ok = all(check.ok for check in checks.values())
+    answer = jsonify(READY.dump({"ok": ok, "checks": {name: check.told() for name, check in checks.items()}}))
+    answer.status_code = 200 if ok else 503
+    return answer
+
+
+@bp.get("/metrics")
+def counted() -> Response:
+    """Takes no workspace lock; text for Prometheus."""
+    census: Census = current_app.extensions["memgw.census"]
+    return Response(metrics.render(census.take()), content_type=metrics.CONTENT_TYPE)
 
 
 @bp.post("/query")

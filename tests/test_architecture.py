@@ -26,6 +26,7 @@ OWNERS = {
     "sqlite3": {"index"},
     "dotenv": {"config"},
     "ssl": {"lsrefs"},
+    "prometheus_client": {"metrics"},
     "socket": {"host", "lsrefs"},
 }
 
@@ -40,14 +41,17 @@ def tree(module: str) -> ast.Module:
 @cache
 def imports(module: str) -> frozenset[str]:
     """Full names of all that a module imports, wherever it does so: `os`, `memgw.proc`, `memgw.errors.ToolError`."""
-    found: set[str] = set()
-    for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(found)
+    return frozenset(name for node in ast.walk(tree(module)) for name in imported(node))
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The same, of one statement."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
 
 
 def own(module: str) -> set[str]:
@@ -131,7 +135,7 @@ def test_below_http_nothing_leads_up_to_it() -> None:
         "proc",
         "results",
     ):
-        assert not reach(module) & (HTTP | {"status", "config", "wsgi"}), module
+        assert not reach(module) & (HTTP | {"status", "readiness", "census", "config", "wsgi"}), module
 
 
 def test_the_words_know_of_nothing_below_them() -> None:
@@ -148,6 +152,7 @@ def test_the_words_know_of_nothing_below_them() -> None:
         "lsrefs": set(),
         "proc": {"errors"},
         "locks": {"deadline", "errors", "files"},
+        "metrics": {"errors", "files"},
     }
     assert {module: own(module) - below for module, below in allowed.items() if own(module) - below} == {}
 
@@ -159,6 +164,13 @@ def test_the_environment_is_read_at_the_entrances_only() -> None:
         if any(f"{name}.".startswith(("os.environ.", "os.environb.", "os.getenv.")) for name in names):
             reading.add(module)
     assert {"wsgi", "gunicorn_conf"} <= reading <= ENTRANCES
+
+
+def test_what_names_the_folder_of_the_metrics_runs_before_anything_reads_it() -> None:
+    assert "metrics" not in reach("config") | reach("files")
+    at_once = {name for node in tree("gunicorn_conf").body for name in imported(node)}
+    assert "memgw.config.Config" in at_once
+    assert not [name for name in at_once if name.startswith(("memgw.metrics", "memgw.app", "memgw.wsgi"))]
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
