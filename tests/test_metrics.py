@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from memgw import files, metrics
+from memgw import books, files, metrics
 from memgw.app import SPARE_THREADS
 from memgw.config import ROOT
 from tests.actors import FakeQmd, Server, Upstream, git_http, served, until
@@ -354,8 +354,8 @@ def test_every_labelled_series_there_can_be_fits_into_the_room_that_is_taken_at_
     """Growing a file on a full disk would end the worker: all endpoints with all statuses, all steps, all errors."""
     entry = 300
     endpoints, statuses, buckets, steps, errors = 9, 20, 15, 8, 30
-    assert (endpoints * statuses + 3 * errors) * entry < metrics.ROOM
-    assert (endpoints + steps + 1) * buckets * entry < metrics.ROOM
+    assert (endpoints * statuses + 3 * errors) * entry < books.ROOM
+    assert (endpoints + steps + 1) * buckets * entry < books.ROOM
 
 
 def exported() -> set[str]:
