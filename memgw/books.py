@@ -46,6 +46,7 @@ class Books:
         self._lock = Lock()
         self._folder: Path | None = None
         self._base, self._generation = _name, 0
+        self._own: list[str] = []
         self._seen: list[int] = []
         self._closed_until = 0.0
 
@@ -89,8 +90,9 @@ class Books:
     def _open(self, name: str) -> bool:
         global _name
         try:
-            for path in self._paths(name):
-                _make_room(path)
+            self._own = [f"{self._folder}/{kind}_{name}.db" for kind in KINDS]
+            for path in self._own:
+                _make_room(Path(path))
             _name = name
             self._seen = self._inodes()
             self._touch()  # with another name, the client opens files anew: all, when any count is touched
@@ -102,12 +104,9 @@ class Books:
 
     def _inodes(self) -> list[int]:
         try:
-            return [os.stat(path).st_ino for path in self._paths(_name)]
+            return [os.stat(path).st_ino for path in self._own]
         except OSError:
             return []
-
-    def _paths(self, name: str) -> list[Path]:
-        return [self._folder / f"{kind}_{name}.db" for kind in KINDS] if self._folder else []
 
     def _all(self) -> list[Path]:
         return sorted(path for kind in KINDS for path in self._folder.glob(f"{kind}_*.db")) if self._folder else []

@@ -275,7 +275,15 @@ def test_openapi_names_every_endpoint(shared: Server) -> None:
     status, _, body = shared.request("GET", "/openapi.json")
     document = json.loads(body)
     assert status == 200
-    assert sorted(document["paths"]) == ["/health", "/openapi.json", "/query", "/status", "/sync"]
+    assert sorted(document["paths"]) == [
+        "/health",
+        "/metrics",
+        "/openapi.json",
+        "/query",
+        "/ready",
+        "/status",
+        "/sync",
+    ]
 
 
 def test_health_touches_no_git_and_no_qmd(environ: dict[str, str], tmp_path: Path, fake_qmd: FakeQmd) -> None:

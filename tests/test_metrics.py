@@ -160,33 +160,36 @@ def _answers(server: Server, expected: "Counter[tuple[str, int]]") -> bool:
     return answered
 
 
-def test_files_that_are_deleted_or_damaged_cost_counts_and_never_a_request(server: Server, upstream: Upstream) -> None:
+def test_files_that_are_deleted_or_damaged_cost_counts_and_never_a_request(
+    environ: dict[str, str], tmp_path: Path, upstream: Upstream
+) -> None:
     upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
-    assert server.query("alpha")["ok"]
-    assert server.query("alpha")["ok"]
-    place = folder(server)
-    files.remove(place)
-    assert scrape(server)
-    for _ in range(30):
+    with served(environ, tmp_path) as server:
         assert server.query("alpha")["ok"]
-    assert 30 <= requests(scrape(server))["/query", 200] <= 32
-    for path in place.glob("*.db"):
-        path.unlink()
-        path.write_bytes(b"\xff" * 200)
-    assert scrape(server) is not None
-    for _ in range(30):
         assert server.query("alpha")["ok"]
-    assert 28 <= requests(scrape(server))["/query", 200] <= 30
+        place = folder(server)
+        files.remove(place)
+        assert scrape(server)
+        for _ in range(30):
+            assert server.query("alpha")["ok"]
+        assert 30 <= requests(scrape(server))["/query", 200] <= 32
+        for path in place.glob("*.db"):
+            path.unlink()
+            path.write_bytes(b"\xff" * 200)
+        assert scrape(server) is not None
+        for _ in range(30):
+            assert server.query("alpha")["ok"]
+        assert 28 <= requests(scrape(server))["/query", 200] <= 30
 
-    files.remove(place)
-    place.write_text("no folder")
-    old = server.workers()
-    os.kill(old[0], signal.SIGKILL)
-    assert until(lambda: len(set(server.workers()) - set(old)) == 1)
-    for _ in range(10):
-        assert until(lambda: _answers(server, Counter()))
-        assert server.query("alpha")["ok"]
-    assert requests(scrape(server))["/query", 200]
+        files.remove(place)
+        place.write_text("no folder")
+        old = server.workers()
+        os.kill(old[0], signal.SIGKILL)
+        assert until(lambda: len(set(server.workers()) - set(old)) == 1)
+        for _ in range(10):
+            assert until(lambda: _answers(server, Counter()))
+            assert server.query("alpha")["ok"]
+        assert requests(scrape(server))["/query", 200]
 
 
 def test_a_second_start_on_a_taken_address_costs_no_request(server: Server, upstream: Upstream) -> None:
