@@ -421,7 +421,7 @@ def test_a_large_document_is_embedded_in_turns_and_keeps_no_other_waiting(
     settings: dict[str, str], upstream: Upstream
 ) -> None:
     words = corpus.vocabulary()
-    large = "# Large\n\n" + "".join(f"{' '.join(words[at : at + 60])}.\n\n" for at in range(0, 15_000, 60))
+    large = "# Large\n\n" + "".join(f"{' '.join(words[at : at + 60])}.\n\n" for at in range(0, 4_200, 60))
     upstream.commit("main", DOCUMENTS)
     client_of(settings).sync()
     upstream.commit("main", {"a.md": large, "pets.md": "# Animals\n\nDogs may be brought along.\n"})
