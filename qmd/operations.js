@@ -127,7 +127,8 @@ async function embed({ file, nursery, config, seconds }) {
   const turn = (turns.get(nursery) ?? Promise.resolve()).then(() => fill(nursery, file, config, end));
   const settled = turn.catch(() => {});
   turns.set(nursery, settled);
-  await turn.finally(() => turns.get(nursery) === settled && turns.delete(nursery));
+  settled.then(() => turns.get(nursery) === settled && turns.delete(nursery));
+  await before(end, turn); // what is at work then is brought to its end, and kept
   return {};
 }
 
