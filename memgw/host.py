@@ -64,10 +64,10 @@ class Host:
     def _exchange(self, line: bytes, deadline: Deadline, at_most: float | None) -> dict[str, Any]:
         if monotonic() < self._hangs_until:
             raise HostAway("the warm host hangs")
+        seconds = deadline.left(at_most)
         try:
-            said = self._try_idle(line, deadline, at_most)
-            if said is None:
-                said = self._say(self._connect(), line, deadline.left(at_most))
+            connection = self._kept() or self._connect(seconds)
+            said = self._say(connection, line, seconds)
         except TimeoutError as exc:
             if deadline.is_over:
                 raise deadline.exceeded() from exc
@@ -83,8 +83,8 @@ class Host:
             raise EngineBadOutput("the warm host's answer could not be read")
         return answer
 
-    def _try_idle(self, line: bytes, deadline: Deadline, at_most: float | None) -> bytes | None:
-        """The answer over a connection kept from before; None when there is none that the host has not closed."""
+    def _kept(self) -> socket.socket | None:
+        """A connection kept from before, if there is one that the host has not closed."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -94,7 +94,7 @@ class Host:
             try:
                 connection.recv(1)
             except BlockingIOError:
-                return self._say(connection, line, deadline.left(at_most))
+                return connection
             except OSError:
                 pass  # as when it was closed
             connection.close()
@@ -117,10 +117,10 @@ class Host:
         self._idle.append(connection)
         return bytes(said)
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, seconds: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(PATIENCE_SECONDS)
+            connection.settimeout(min(seconds, PATIENCE_SECONDS))
             with _short(self._path) as address:
                 connection.connect(address)
         except BaseException:
@@ -172,9 +172,9 @@ class QmdHost:
         self._call({"op": "update", **self._target(place)}, deadline)
 
     def apply(self, place: Place, batches: Iterable[Batch], deadline: Deadline) -> None:
+        target = self._target(place)
         for batch in batches:
-            changes = {"gone": batch.gone, "put": batch.put}
-            self._call({"op": "apply", **self._target(place), **changes}, deadline, BATCH_SECONDS)
+            self._call({"op": "apply", **target, "gone": batch.gone, "put": batch.put}, deadline, BATCH_SECONDS)
 
     def embed(self, place: Place, deadline: Deadline, seconds: float) -> Path | None:
         """Some seconds' worth, so that what was made is soon there for others. What it has not yet said when time is up

@@ -202,10 +202,10 @@ class Syncer:
 
     def _align(self, start: _Start, differences: Sequence[Difference], blobs: Blobs, commit: str) -> int:
         """Brings the worktree to `commit` and returns its bytes."""
-        ours, base, other = self._workspace.state(), start.base, start.other
-        state = other.state() if other else ours
+        base, other = start.base, start.other
+        state = (other or self._workspace).state()
         if base and state.worktree_commit == base.commit:
-            self._workspace.save(ours.but(worktree_commit=None), self._held)  # it is neither, until it is done
+            self._disown()
             try:
                 if other:
                     self._worktree.resemble(other.worktree, base.commit, self._deadline, self._held.descriptor)
@@ -219,8 +219,15 @@ class Syncer:
 
     def _aligned(self, commit: str) -> int:
         """Has Git bring the worktree to `commit`, whatever is in it, and returns its bytes."""
+        self._disown()
         self._worktree.align(commit, self._deadline, self._held.descriptor)
         return files.size(self._worktree.path)
+
+    def _disown(self) -> None:
+        """The worktree is of no commit while it is brought to one: whoever finds it like that aligns it anew."""
+        state = self._workspace.state()
+        if state.worktree_commit:
+            self._workspace.save(state.but(worktree_commit=None), self._held)
 
     def _take_back(self, commit: str) -> None:
         """The stamp, before anything is changed."""

@@ -1,6 +1,7 @@
 """Kill anything, damage anything under data/: the next answer is right, without an operator."""
 
 import os
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -489,3 +490,27 @@ def test_many_requests_after_one_push_share_the_work(
         assert [answer["commit_hash"] for answer in answers] == [commit] * 8
         assert [len(answer["results"]) for answer in answers] == [1] * 8
         assert fake_qmd.calls("update") - before == 1
+
+
+def test_a_worktree_left_in_the_middle_of_an_alignment_is_not_gone_on_from(
+    environ: dict[str, str], data: Path, upstream: Upstream, tmp_path: Path
+) -> None:
+    stuck, git = tmp_path / "stuck", tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text(
+        f"#!/bin/sh\nif [ -e {shlex.quote(str(stuck))} ]; then case $1 in checkout)\n"
+        f'echo garbage > "$GIT_WORK_TREE/0.md"; exec sleep 60;; esac; fi\nexec {shutil.which("git")} "$@"\n'
+    )
+    git.chmod(0o755)
+    environ |= {"PATH": f"{git.parent}:{environ['PATH']}", "QMD_TIMEOUT_SECONDS": "3"}
+    client = Client(create_app(Config.load(environ), environ))
+    files = {f"{number}.md": f"# {number}\n\nneedle\n" for number in range(600)}
+    first = upstream.commit("main", files)
+    assert client.query("needle")["commit_hash"] == first
+    stuck.touch()
+    upstream.commit("main", dict.fromkeys(files, "# Other\n"))  # too many to be brought in one by one
+    assert client.problem("/query", {"query": "needle"}) == (504, "deadline_exceeded")
+    stuck.unlink()
+    upstream.commit("main", {"1.md": "# One\n\nchanged\n"}, parent=first)  # a force-push, one file from the first
+    assert client.paths("changed") == ["1.md"]
+    assert (data / "workspaces" / "main" / "0.md").read_text() == files["0.md"]
