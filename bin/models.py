@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from memgw.app import create_cli  # noqa: E402  found through the line above
-from memgw.config import Config, ConfigError, environment  # noqa: E402
+from memgw.config import Config, load_or_exit  # noqa: E402
 from memgw.qmd import MODEL_VARIABLES, QmdCli  # noqa: E402
 
 PATIENCE_SECONDS = float(os.environ.get("PATIENCE") or 30)
@@ -37,12 +37,7 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["minilm"]):
         print(f"models: MODEL={' '.join(arguments)}: must be minilm, or left out", file=sys.stderr)
         return 2
-    try:
-        config = Config.load(environment(os.environ))
-    except ConfigError as exc:
-        for line in exc.lines:
-            print(f"memgw: {line}", file=sys.stderr)
-        return 2
+    config = load_or_exit(os.environ, status=2)
     if arguments:
         return minilm(config, ROOT / ".env")
     return fetch(config, create_cli(config, os.environ))

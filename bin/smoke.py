@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import stack
 
-from memgw.config import Config, ConfigError, environment
+from memgw.config import Config, load_or_exit
 
 
 class Failed(Exception):
@@ -194,11 +194,7 @@ def running_stack(config: Config) -> Iterator[None]:
 
 
 def main() -> int:
-    try:
-        config = Config.load(environment(os.environ))
-    except ConfigError as exc:
-        print("\n".join(f"memgw: {line}" for line in exc.lines), file=sys.stderr)
-        return 2
+    config = load_or_exit(os.environ, status=2)
     with tempfile.TemporaryDirectory() as folder, running_stack(config):
         remote = Remote(Path(folder), config.remote_url)
         try:

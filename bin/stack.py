@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from memgw.config import Config, ConfigError, environment  # noqa: E402
+from memgw.config import Config, load_or_exit  # noqa: E402
 
 START_SECONDS = 60
 
@@ -31,12 +31,7 @@ def main(arguments: list[str]) -> int:
     runtime = chosen_runtime()
     if runtime == "docker":
         return docker(arguments[0])
-    try:
-        config = Config.load(environment(os.environ))
-    except ConfigError as exc:
-        for line in exc.lines:
-            print(f"memgw: {line}", file=sys.stderr)
-        return 2
+    config = load_or_exit(os.environ, status=2)
     return commands[arguments[0]](config)
 
 

@@ -197,6 +197,15 @@ def find_node() -> str:
     return str(wheel) if wheel.is_file() else which("node") or "node"
 
 
+def load_or_exit(environ: Mapping[str, str], status: int = 1) -> Config:
+    """The settings of this process. Ends it with `status`, and a line for each mistake, when there are any."""
+    try:
+        return Config.load(environment(environ))
+    except ConfigError as exc:
+        print("\n".join(f"memgw: {line}" for line in exc.lines), file=sys.stderr)
+        sys.exit(status)
+
+
 def environment(environ: Mapping[str, str], env_file: Path = ROOT / ".env") -> dict[str, str]:
     """`environ` over what `.env` says. Raises ConfigError when that can't be read."""
     try:

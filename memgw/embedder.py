@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from memgw import logs, vectors
 from memgw.app import create_gateway
 from memgw.branch import Branch
-from memgw.config import Config, ConfigError, environment
+from memgw.config import load_or_exit
 from memgw.deadline import Deadline
 from memgw.errors import IndexDamaged, InvalidBranch, MemgwError
 from memgw.gateway import Gateway
@@ -82,10 +82,7 @@ class Embedder:
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # what is half done is left as a kill would leave it, or better
-    try:
-        config = Config.load(environment(os.environ))
-    except ConfigError as exc:
-        sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+    config = load_or_exit(os.environ)
     logs.configure(config.log_level, logs.secrets_of(config.remote_url))
     embedder = Embedder(create_gateway(config, os.environ))
     parent = os.getppid()

@@ -11,12 +11,9 @@ from itertools import count
 from typing import Any
 
 from memgw import files
-from memgw.config import Config, ConfigError, environment
+from memgw.config import load_or_exit
 
-try:
-    _config = Config.load(environment(os.environ))
-except ConfigError as exc:
-    sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+_config = load_or_exit(os.environ)
 
 _METRICS = _config.data_dir / "run" / "metrics" / re.sub(r"[^\w.]+", "-", _config.bind)
 os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)

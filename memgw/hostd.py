@@ -6,7 +6,7 @@ from shutil import which
 
 from memgw import files, proc
 from memgw.app import create_cli
-from memgw.config import ROOT, Config, ConfigError, environment
+from memgw.config import ROOT, load_or_exit
 from memgw.errors import ToolMissing
 
 HEAP_MEGABYTES = 512
@@ -14,10 +14,7 @@ HEAP_MEGABYTES = 512
 
 def main() -> int:
     """Does not return, unless it can't start."""
-    try:
-        config = Config.load(environment(os.environ))
-    except ConfigError as exc:
-        sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+    config = load_or_exit(os.environ)
     if config.qmd.suffix != ".js":
         sys.exit("memgw: MEMGW_QMD: the warm host needs qmd's own qmd.js")
     folder = config.host_socket.parent

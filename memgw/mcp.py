@@ -13,7 +13,7 @@ from threading import Event
 from memgw import proc
 from memgw.app import create_cli, create_gateway
 from memgw.branch import Branch
-from memgw.config import Config, ConfigError, environment
+from memgw.config import Config, load_or_exit
 
 LOOK_EVERY_SECONDS = 1.0
 
@@ -54,10 +54,7 @@ def main() -> int:
     stopped = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    try:
-        config = Config.load(environment(os.environ))
-    except ConfigError as exc:
-        sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+    config = load_or_exit(os.environ)
     return serve(config, os.environ, stopped)
 
 

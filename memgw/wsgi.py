@@ -1,12 +1,8 @@
 """`memgw.wsgi:app`, the WSGI application, for gunicorn."""
 
 import os
-import sys
 
 from memgw.app import create_app
-from memgw.config import Config, ConfigError, environment
+from memgw.config import load_or_exit
 
-try:
-    app = create_app(Config.load(environment(os.environ)), os.environ)
-except ConfigError as exc:
-    sys.exit("\n".join(f"memgw: {line}" for line in exc.lines))
+app = create_app(load_or_exit(os.environ), os.environ)

@@ -276,6 +276,39 @@ class GitHttp(http.server.ThreadingHTTPServer):
         return ours, len(self.seen) - ours
 
 
+def answer_by_git(
+    handler: http.server.BaseHTTPRequestHandler,
+    root: Path,
+    body: bytes,
+    protocol: str,
+    spoil: Callable[[bytes, bytes], bytes] = lambda request, answer: answer,
+) -> None:
+    """Has git's own backend answer a request for a repository below `root`, one process a request."""
+    path, _, query = handler.path.partition("?")
+    if handler.headers.get("Content-Encoding") == "gzip":
+        body = gzip.decompress(body)
+    environ = {
+        **os.environ,
+        "GIT_PROJECT_ROOT": str(root),
+        "GIT_HTTP_EXPORT_ALL": "1",
+        "REQUEST_METHOD": handler.command,
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "CONTENT_TYPE": handler.headers.get("Content-Type", ""),
+        "GIT_PROTOCOL": protocol,
+    }
+    done = subprocess.run(["git", "http-backend"], env=environ, input=body, capture_output=True)
+    head, _, content = done.stdout.partition(b"\r\n\r\n")
+    fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
+    content = spoil(body, content)
+    handler.send_response(int(fields.pop("Status", "200").split()[0]))
+    for name, value in fields.items():
+        handler.send_header(name, value)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
 class _GitHandler(http.server.BaseHTTPRequestHandler):
     server: GitHttp
     protocol_version = "HTTP/1.1"
@@ -286,7 +319,6 @@ class _GitHandler(http.server.BaseHTTPRequestHandler):
         super().setup()
 
     def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.seen.append((self.command, self.headers.get("User-Agent", "")))
         self.server.before(self.headers.get("User-Agent", ""))
@@ -297,28 +329,8 @@ class _GitHandler(http.server.BaseHTTPRequestHandler):
                 self.send_header(name, value)
             self.end_headers()
             return
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        environ = {
-            **os.environ,
-            "GIT_PROJECT_ROOT": str(self.server.root),
-            "GIT_HTTP_EXPORT_ALL": "1",
-            "REQUEST_METHOD": self.command,
-            "PATH_INFO": path,
-            "QUERY_STRING": query,
-            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
-            "GIT_PROTOCOL": self.headers.get("Git-Protocol", "") if self.server.speaks_v2 else "",
-        }
-        done = subprocess.run(["git", "http-backend"], env=environ, input=body, capture_output=True)
-        head, _, content = done.stdout.partition(b"\r\n\r\n")
-        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
-        content = self.server.spoil(body, content)
-        self.send_response(int(fields.pop("Status", "200").split()[0]))
-        for name, value in fields.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        protocol = self.headers.get("Git-Protocol", "") if self.server.speaks_v2 else ""
+        answer_by_git(self, self.server.root, body, protocol, self.server.spoil)
 
     do_POST = do_GET
 

@@ -151,3 +151,12 @@ def client(environ: dict[str, str]) -> Client:
 def server(environ: dict[str, str], tmp_path: Path) -> Iterator[Server]:
     with served(environ, tmp_path, measured=False) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def host(minilm: Path) -> Iterator[WarmHost]:
+    """A warm host with the small model; for tests that may kill no other's."""
+    with TemporaryDirectory(prefix="memgw") as folder:
+        host = WarmHost({**os.environ, "QMD_EMBED_MODEL_URI": str(minilm)}, Path(folder))
+        yield host
+        host.stop()

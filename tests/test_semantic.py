@@ -3,7 +3,6 @@
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,14 +24,6 @@ DOCUMENTS = {
 }
 PARAPHRASE = "how long may somebody take to buy a ticket"
 SEMANTIC = ("vsearch", "query")
-
-
-@pytest.fixture(scope="module")
-def host(minilm: Path) -> Iterator[WarmHost]:
-    with TemporaryDirectory(prefix="memgw") as folder:
-        host = WarmHost({**os.environ, "QMD_EMBED_MODEL_URI": str(minilm)}, Path(folder))
-        yield host
-        host.stop()
 
 
 @pytest.fixture(params=["auto", "cli"])

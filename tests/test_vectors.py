@@ -1,9 +1,6 @@
 """Search by meaning, with a real model: what the warm host finds is what qmd finds."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -34,14 +31,6 @@ def plain(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     folder = tmp_path_factory.mktemp("plain")
     upstream = Upstream(folder / "upstream.git")
     return Plain(folder / "qmd", upstream.url, upstream.commit("main", DOCUMENTS), minilm)
-
-
-@pytest.fixture(scope="module")
-def host(minilm: Path) -> Iterator[WarmHost]:
-    with TemporaryDirectory(prefix="memgw") as folder:
-        host = WarmHost({**os.environ, "QMD_EMBED_MODEL_URI": str(minilm)}, Path(folder))
-        yield host
-        host.stop()
 
 
 @pytest.fixture(scope="module")

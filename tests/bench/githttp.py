@@ -3,15 +3,15 @@
 Prints its port. A process of its own, so that it takes no time of the one that measures.
 """
 
-import gzip
 import http.server
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.actors import answer_by_git
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -22,29 +22,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     wbufsize = -1  # head and body in one packet
 
     def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        environ = {
-            **os.environ,
-            "GIT_PROJECT_ROOT": sys.argv[1],
-            "GIT_HTTP_EXPORT_ALL": "1",
-            "REQUEST_METHOD": self.command,
-            "PATH_INFO": path,
-            "QUERY_STRING": query,
-            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
-            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
-        }
-        done = subprocess.run(["git", "http-backend"], env=environ, input=body, capture_output=True)
-        head, _, content = done.stdout.partition(b"\r\n\r\n")
-        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
-        self.send_response(int(fields.pop("Status", "200").split()[0]))
-        for name, value in fields.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        answer_by_git(self, Path(sys.argv[1]), body, self.headers.get("Git-Protocol", ""))
         self.wfile.flush()
 
     do_POST = do_GET
