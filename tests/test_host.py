@@ -341,12 +341,12 @@ def test_a_host_that_hangs_is_waited_for_only_some_seconds_and_not_each_time(
     own_host.process.send_signal(signal.SIGSTOP)
     start = time.monotonic()
     fallback.assert_right_by_the_command_line()
-    assert 5 <= time.monotonic() - start < 9  # once, for the index and the search together
+    assert 5 <= time.monotonic() - start < 10  # once, for the index and the search together
     before = fallback.calls()
     start = time.monotonic()
     fallback.assert_right()
     fallback.assert_right()
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 5  # not waited for again
     assert fallback.calls() == (before[0], before[1] + 2)
     own_host.process.send_signal(signal.SIGCONT)
     assert until(lambda: by_the_host(fallback), 12)

@@ -175,9 +175,9 @@ def test_a_remote_that_hangs_is_told_in_time_and_asked_once_for_all_who_want_to_
                 time.sleep(0.3)
                 begin = time.monotonic()
                 assert server.request("GET", "/health", timeout=2)[0] == 200
-                assert time.monotonic() - begin < 0.5
+                assert time.monotonic() - begin < 1
                 answers = [future.result() for future in looks]
-            assert max(seconds for seconds, _, _ in answers) < 2.5
+            assert max(seconds for seconds, _, _ in answers) < 5  # 2 s, and what a busy machine adds
             assert {status for _, status, _ in answers} == {503}
             assert len({json.dumps(body["checks"]["remote"]) for _, _, body in answers}) == 1
             assert answers[0][2]["checks"]["engine"] == {"ok": True}
