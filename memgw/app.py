@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
-from hashlib import sha256
+from pathlib import Path
 from threading import BoundedSemaphore
 from time import monotonic
 from uuid import uuid4
@@ -17,6 +17,7 @@ from memgw.engine import Engine
 from memgw.errors import WorkspaceBusy
 from memgw.gateway import Gateway
 from memgw.host import Host, QmdAuto, QmdHost
+from memgw.housekeeping import Bounds, Housekeeper
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
 from memgw.qmd import QmdCli
@@ -58,16 +59,24 @@ def create_gateway(config: Config, environ: Mapping[str, str]) -> Gateway:
     )
     remote = Remote(config.data_dir, config.remote_url, environ, timeout=config.remote_timeout_seconds)
     mirror = Mirror(config.data_dir, remote, lock_timeout=config.lock_timeout_seconds)
-    return Gateway(layout, mirror, remote, create_engine(config, environ), config.models)
+    return Gateway(layout, mirror, remote, create_engine(config, environ, layout.nursery), config.models)
 
 
-def create_engine(config: Config, environ: Mapping[str, str]) -> Engine:
-    """The one that QMD_ENGINE says."""
+def create_housekeeper(config: Config, gateway: Gateway) -> Housekeeper:
+    bounds = Bounds(
+        gone_seconds=config.gone_branch_hours * 3600,
+        max_workspaces=config.max_workspaces,
+        max_bytes=config.max_disk_mb * 1_000_000,
+        request_seconds=config.timeout_seconds,
+    )
+    return Housekeeper(gateway, bounds)
+
+
+def create_engine(config: Config, environ: Mapping[str, str], nursery: Path) -> Engine:
+    """The one that QMD_ENGINE says; `nursery`: where it keeps vectors for all branches."""
     cli = create_cli(config, environ)
     if config.engine == "cli":
         return cli
-    model = sha256(config.models.embed.encode()).hexdigest()[:12]
-    nursery = config.data_dir / "qmd-cache" / "vectors" / f"{model}.sqlite"
     host = QmdHost(Host(config.host_socket), cli, cli.settings, nursery)
     return host if config.engine == "host" else QmdAuto(host, cli)
 

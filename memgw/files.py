@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -78,6 +79,34 @@ def is_full(path: Path) -> bool:
     """Whether next to nothing more can be written where `path` is; some programs fail there without saying why."""
     space = os.statvfs(path)
     return space.f_bavail * space.f_frsize < 1024 * 1024 or (space.f_files > 0 and space.f_favail < 16)
+
+
+def space(*paths: Path, freed: bool = False) -> int:
+    """Bytes that `paths` and all below them take on disk: blocks, each file once however many names it has.
+
+    `freed`: what removing them would give back, since a file that has a name elsewhere stays.
+    """
+    names: dict[tuple[int, int], int] = {}
+    total = 0
+    for found in _entries(paths):
+        file = found.st_dev, found.st_ino
+        names[file] = names.get(file, 0) + 1
+        if stat.S_ISDIR(found.st_mode) or names[file] == (found.st_nlink if freed else 1):
+            total += found.st_blocks * 512
+    return total
+
+
+def _entries(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Of all files and folders; those that vanish meanwhile are left out."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path.lstat()
+        if path.is_symlink():
+            continue
+        for folder, folders, names in os.walk(path):
+            for name in folders + names:
+                with suppress(FileNotFoundError):
+                    yield os.lstat(os.path.join(folder, name))
 
 
 def size(path: Path) -> int:

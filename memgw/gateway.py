@@ -180,6 +180,7 @@ class Gateway:
                 if not stamp:
                     stamp, asked_at = Syncer(workspace, hold).bring(asked.commit, asked.at)
         workspace.record.note_asked(asked_at, stamp.commit)
+        workspace.record.note_used()
         return Fresh(stamp, asked_at, asked=True)
 
     def _as_it_stands(self, workspace: Workspace, deadline: Deadline, held: Held | None) -> Fresh | None:
@@ -192,6 +193,7 @@ class Gateway:
                     stamp, _ = Syncer(workspace, hold).bring(tip, state.synced_at)
         if not stamp:
             return None
+        workspace.record.note_used()
         return Fresh(stamp, workspace.synced_at() or now(), asked=False)
 
     def _ahead(self, workspace: Workspace, ask: Asking, deadline: Deadline) -> Ahead | None:

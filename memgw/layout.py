@@ -1,7 +1,9 @@
 """Where things are on disk, and what makes an index good; the same for all workspaces of a gateway (DESIGN.md §4)."""
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 
 from memgw import files
@@ -15,10 +17,14 @@ _FOLDERS = (
     "qmd-config/home",
     "state",
     "state/notes",
+    "state/used",
+    "state/housekeeping",
     "locks",
     "locks/workspaces",
     "askings",
 )
+
+_WORKSPACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,99}")
 
 
 class UpdateOn(StrEnum):
@@ -48,6 +54,45 @@ class Layout:
     @property
     def states(self) -> Path:
         return self.data / "state"
+
+    def lock(self, workspace: str) -> Path:
+        return self.data / "locks" / "workspaces" / f"{workspace}.lock"
+
+    def index(self, workspace: str) -> Path:
+        return self.data / "qmd-cache" / f"{self.prefix}-{workspace}"
+
+    def worktree(self, workspace: str) -> Path:
+        return self.data / "workspaces" / workspace
+
+    @property
+    def nurseries(self) -> Path:
+        return self.data / "qmd-cache" / "vectors"
+
+    @property
+    def nursery(self) -> Path:
+        """Where the vectors of the embedding model in use are kept."""
+        return self.nurseries / f"{sha256(self.embed_model.encode()).hexdigest()[:12]}.sqlite"
+
+    def places(self, workspace: str) -> list[Path]:
+        """All that a workspace has here but its lock, in the order in which it may go: without a state nobody believes
+        the rest."""
+        return [
+            self.states / f"{workspace}.json",
+            self.index(workspace),
+            self.worktree(workspace),
+            self.data / "qmd-config" / f"{self.prefix}-{workspace}.yml",
+            self.data / "askings" / f"{workspace}.json",
+            self.states / "notes" / f"{workspace}.json",
+            self.states / "used" / workspace,
+        ]
+
+    def remains(self) -> set[str]:
+        """Workspaces that have something here but no state: in the making, or what a kill left of them."""
+        names = {""}
+        for place in self.places("*"):
+            before, _, after = place.name.partition("*")
+            names |= {found.name.removeprefix(before).removesuffix(after) for found in place.parent.glob(place.name)}
+        return {name for name in names if _WORKSPACE.fullmatch(name) and not self.places(name)[0].exists()}
 
     def make_folders(self) -> None:
         """All that has to be there before anything is done (DESIGN.md §4). `data` itself is the operator's."""

@@ -1,7 +1,7 @@
 """The bare mirror that all workspaces share."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -19,6 +19,16 @@ _IDENTITY = "memgw-identity"
 # Bytes on disk = bytes of the blobs, whatever .gitattributes of the branch or settings of the
 # operator say: info/attributes outranks both (gitattributes(5)).
 _ATTRIBUTES = "* -text -ident !eol !filter !working-tree-encoding\n"
+
+# Of objects that nothing leads to: far longer than any request lives.
+_EXPIRE = "2.weeks.ago"
+
+# A repack deletes what it copied, all of the mirror: then it is worth the wait that the copy is on the disk.
+_SYNCED = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "core.fsync",
+    "GIT_CONFIG_VALUE_0": "objects,derived-metadata",
+}
 
 
 class Mirror:
@@ -65,7 +75,7 @@ class Mirror:
             except ToolFailed as exc:
                 if "couldn't find remote ref" in exc.stderr:
                     raise BranchNotFound(f"the remote has no branch {branch.name!r}") from exc
-                if not self.sound(deadline):
+                if not self._sound(deadline):
                     raise MirrorDamaged("the mirror can't take in what the remote has") from exc
                 raise_remote(exc, deadline)
             except ToolError as exc:
@@ -89,6 +99,10 @@ class Mirror:
 
         Not a full fsck, which also finds fault with what is in commits and trees: that was in the remote like that.
         """
+        with self.lock(deadline):  # a pack that is replaced while it is looked at is not broken
+            return self._sound(deadline)
+
+    def _sound(self, deadline: Deadline) -> bool:
         git = self._git(deadline)
         packs = [str(path) for path in (self.path / "objects" / "pack").glob("*.idx")]
         try:
@@ -101,6 +115,55 @@ class Mirror:
             if late := translate(exc, deadline):
                 raise late from exc
         return True
+
+    def refs(self, deadline: Deadline) -> set[str]:
+        """The refs that stand for branches. Raises MirrorDamaged."""
+        if self.identity() is None:
+            return set()
+        try:
+            out: bytes = self._git(deadline).for_each_ref("--format=%(refname)", "refs/memgw/")
+        except ToolError as exc:
+            raise translate(exc, deadline) or MirrorDamaged("the mirror can't be read") from exc
+        return set(out.decode("ascii", "replace").split())
+
+    def forget(self, refs: Iterable[str], deadline: Deadline, *held: int) -> int:
+        """Takes away refs, and what is kept of worktrees that are gone; a later `repack` takes what only they led to.
+        Returns the bytes that were freed. Raises MirrorDamaged, WorkspaceBusy."""
+        if self.identity() is None:
+            return 0
+        with self.lock(deadline) as descriptor:
+            places = self.path / "worktrees", self.path / "refs", self.path / "packed-refs"
+            before = files.space(*places)
+            git = self._git(deadline, descriptor, *held)
+            try:
+                git.worktree("prune", "--expire", "now")
+                for ref in refs:
+                    git.update_ref("-d", ref)
+            except ToolError as exc:
+                raise translate(exc, deadline) or MirrorDamaged("the mirror's refs can't be taken away") from exc
+            return before - files.space(*places)
+
+    def packs(self) -> int:
+        """How many files Git has to look into for an object."""
+        return len(list((self.path / "objects" / "pack").glob("*.pack")))
+
+    def repack(self, deadline: Deadline) -> int:
+        """Puts all packs into one, and drops what nothing leads to, if it is old; returns how many bytes it freed.
+
+        Readers need no lock: Git looks again for packs when an object is not where it was. What a sync uses is young,
+        or a ref or a worktree leads to it. Raises MirrorDamaged, WorkspaceBusy, StorageFull, DeadlineExceeded.
+        """
+        if self.identity() is None:
+            return 0
+        with self.lock(deadline) as descriptor:
+            before = files.space(self.path)
+            git = Commands(self.path.parent, self.env | _SYNCED | {"GIT_DIR": str(self.path)}, deadline, (descriptor,))
+            try:
+                git.worktree("prune", "--expire", "now")
+                git.repack("--cruft", "-d", "-q", f"--cruft-expiration={_EXPIRE}")
+            except ToolError as exc:
+                raise translate(exc, deadline) or MirrorDamaged("the mirror can't be repacked") from exc
+            return before - files.space(self.path)
 
     def identity(self) -> str | None:
         """Changes when the mirror is made again; None when there is none."""

@@ -30,7 +30,7 @@ OWNERS = {
     "socket": {"host", "lsrefs"},
 }
 
-ENTRANCES = {"wsgi", "gunicorn_conf", "mcp", "hostd", "embedder"}
+ENTRANCES = {"wsgi", "gunicorn_conf", "mcp", "hostd", "background"}
 
 
 @cache

@@ -126,7 +126,7 @@ def test_an_embedder_killed_at_work_leaves_an_index_that_is_whole(
     client = client_of(settings, QMD_EMBED_ON_CHANGE="false")
     client.sync()
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-m", "memgw.embedder"], cwd=ROOT, env=settings)
+        process = subprocess.Popen([sys.executable, "-m", "memgw.background"], cwd=ROOT, env=settings)
         time.sleep(1.5)
         process.kill()
         process.wait()
@@ -455,7 +455,7 @@ def test_the_embedder_takes_the_newest_first_in_turns_and_ends_on_term(
     (data / "state" / "none.json").write_text("{")
     before.serve(data)
     with (tmp_path / "embedder.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "memgw.embedder"], cwd=ROOT, env=settings, stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "memgw.background"], cwd=ROOT, env=settings, stderr=log)
     try:
         assert until(lambda: not any(pending(client, branch) for branch in branches), 60)
         asked = [Path(request["file"]).parent.name for request in before.of("embed")]
@@ -498,7 +498,7 @@ def test_every_answer_is_of_its_commit_while_vectors_are_made_and_pushes_go_on(
 
     settings |= {"MEMGW_EMBED_BUDGET_SECONDS": "1"}
     with served(settings, tmp_path, measured=False) as server:
-        embedder = subprocess.Popen([sys.executable, "-m", "memgw.embedder"], cwd=ROOT, env=settings)
+        embedder = subprocess.Popen([sys.executable, "-m", "memgw.background"], cwd=ROOT, env=settings)
 
         def client(seed: int) -> None:
             mine = Random(seed)
