@@ -16,7 +16,7 @@ from memgw.config import Config
 from memgw.engine import Engine
 from memgw.errors import WorkspaceBusy
 from memgw.gateway import Gateway
-from memgw.host import Host, QmdAuto, QmdHost
+from memgw.host import Host
 from memgw.housekeeping import Bounds, Housekeeper
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
@@ -25,6 +25,7 @@ from memgw.readiness import Readiness
 from memgw.remote import Remote
 from memgw.status import Status
 from memgw.views import bp
+from memgw.warm import QmdAuto, QmdHost
 
 SPARE_THREADS = 4
 

@@ -108,6 +108,10 @@ class Engine(Protocol):
         the deadline's time; what was done stays when it fails."""
         ...
 
+    def clean(self, place: Place, deadline: Deadline, held: int) -> str:
+        """Takes out of the index what no document needs, makes the file small, and returns it. A writer, likewise."""
+        ...
+
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         """The best hits first. A reader: runs beside others, and beside a writer."""
         ...

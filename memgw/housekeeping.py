@@ -6,14 +6,14 @@ one begin to read a workspace that is just going, it finds the stamp gone when i
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, time
 
-from memgw import files, locks
+from memgw import files, locks, vectors
 from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.errors import (
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 MANY_PACKS, TOO_MANY_PACKS = 50, 500
 """A fetch makes one. Above the first the mirror is repacked when it is quiet, above the second at any time."""
+
+GROWN = 1.25
+"""An index is cleaned when it is so many times as large as it was when it was first seen, or last cleaned."""
 
 IDLE_SECONDS = 60.0
 """It is quiet when no request has used anything for so long."""
@@ -77,7 +80,10 @@ class Housekeeper:
         self._gateway, self._layout, self._mirror = gateway, gateway.layout, gateway.mirror
         self._bounds = bounds
         self._lock = self._layout.data / "locks" / "housekeeping.lock"
-        self._missing = Missing(self._layout.states / "housekeeping" / "missing.json")
+        books = self._layout.states / "housekeeping"
+        self._branches, self._unowned, self._sizes = (
+            Book(books / f"{name}.json") for name in ("branches", "refs", "sizes")
+        )
 
     def round(self, *, now: bool = False, wait: float = 0.0) -> Round:
         """Does each job once; `now`: also what otherwise waits until it is quiet and worth it.
@@ -86,8 +92,8 @@ class Housekeeper:
         """
         done = Round([], [])
         jobs: list[Callable[[], Iterator[Freed]]] = [self._gone, self._remains, self._refs, self._nurseries]
-        jobs += [lambda: self._repack(now), self._least_used]
-        names = ("branches that are gone", "remains", "refs", "vectors of other models", "mirror", "bounds")
+        jobs += [lambda: self._repack(now), lambda: self._clean(now), self._least_used]
+        names = ("branches that are gone", "remains", "refs", "vectors of other models", "mirror", "indexes", "bounds")
         self._layout.make_folders()
         with locks.hold(self._lock, Deadline(wait + 1), wait):
             for name, job in zip(names, jobs, strict=True):
@@ -110,7 +116,7 @@ class Housekeeper:
         gone = known.keys() - listed - {self._layout.default_branch}
         if gone and not listed & {self._layout.default_branch, *known}:
             raise RemoteUnreachable("the remote's list has none of our branches: it may be of another repository")
-        for name in self._missing.since("branches", gone, self._bounds.gone_seconds):
+        for name in self._branches.missing(gone, self._bounds.gone_seconds):
             workspace = known[name]
             yield from self._remove(workspace, "gone from the remote", partial(self._is_gone, workspace.branch))
 
@@ -174,7 +180,7 @@ class Housekeeper:
         """Refs of the mirror that belong to no workspace, or to one that is being made: that has a state soon."""
         listed = self._mirror.refs(Deadline(STEP_SECONDS))
         unowned = listed - {workspace.branch.mirror_ref for workspace in self._workspaces()}
-        if unowned := set(self._missing.since("refs", unowned, self._bounds.request_seconds)):
+        if unowned := set(self._unowned.missing(unowned, self._bounds.request_seconds)):
             size = self._mirror.forget(sorted(unowned), Deadline(STEP_SECONDS))
             yield Freed(f"{len(unowned)} refs of the mirror", "no workspace", size)
 
@@ -203,6 +209,26 @@ class Housekeeper:
             size = self._mirror.repack(Deadline(STEP_SECONDS))
             yield Freed("mirror", f"{packs} packs are {self._mirror.packs()}", size)
 
+    def _clean(self, now: bool) -> Iterator[Freed]:
+        """`qmd cleanup` for indexes that have grown; whoever reads one meanwhile starts over."""
+        known, sizes = self._sizes.load(), dict[str, float]()
+        for workspace in self._workspaces():
+            stamp = workspace.state().stamp
+            if not stamp:
+                continue
+            size, before = stamp.identity.size, known.get(stamp.identity.file)
+            idle = time() - workspace.record.used_at() > IDLE_SECONDS
+            if (now and size != before) or (idle and before and size > GROWN * before):
+                with suppress(WorkspaceBusy), workspace.hold(Deadline(2 * STEP_SECONDS), at_most=0.0) as held:
+                    used = files.space(workspace.index.path)
+                    again = vectors.rewritten(workspace, stamp, workspace.engine.clean, STEP_SECONDS, held)
+                    if again:
+                        before = again.identity.size
+                        freed = used - files.space(workspace.index.path)
+                        yield Freed(f"index of {workspace.name}", "qmd cleanup", freed)
+            sizes[stamp.identity.file] = before or size
+        self._sizes.save(sizes)
+
     def _workspaces(self) -> list[Workspace]:
         found = []
         for state in filter(None, (file.load() for file in all_states(self._layout.states))):
@@ -211,22 +237,24 @@ class Housekeeper:
         return found
 
 
-class Missing:
-    """Since when things have been missing, kept in a file. Lost or damaged it only makes the time of grace longer."""
+class Book:
+    """A number for each of some names, kept in a file; an empty one when that is lost or damaged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def since(self, kind: str, names: Collection[str], seconds: float) -> list[str]:
+    def missing(self, names: Collection[str], seconds: float) -> list[str]:
         """Notes that just these are missing now, and returns those that were at each look for so many seconds."""
-        known, now = self._load(), time()
-        moments = {name: min(known.get(kind, {}).get(name, now), now) for name in names}
-        files.replace(self._path, json.dumps(known | {kind: moments}))
+        known, now = self.load(), time()
+        moments = {name: min(known.get(name, now), now) for name in names}
+        self.save(moments)
         return [name for name, moment in moments.items() if now - moment >= seconds]
 
-    def _load(self) -> dict[str, dict[str, float]]:
+    def load(self) -> dict[str, float]:
         try:
-            data = json.loads(self._path.read_text("utf-8"))
-            return {kind: {name: float(moment) for name, moment in moments.items()} for kind, moments in data.items()}
+            return {name: float(number) for name, number in json.loads(self._path.read_text("utf-8")).items()}
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
+
+    def save(self, numbers: Mapping[str, float]) -> None:
+        files.replace(self._path, json.dumps(numbers))

@@ -134,6 +134,11 @@ class QmdCli:
             files.remove(made.parent)
         return file
 
+    def clean(self, place: Place, deadline: Deadline, held: int) -> str:
+        """`qmd cleanup`: cached model answers, vectors and texts without a document, FTS5's remains, free pages."""
+        self._run(place, ["cleanup"], deadline, (held,))
+        return place.file
+
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         """`qmd search`, `query` or `vsearch`, with `--json`."""
         if not self._searches.acquire(timeout=deadline.left()):
