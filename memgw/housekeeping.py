@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from time import monotonic, time
@@ -18,6 +19,8 @@ from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.errors import (
     BranchNotFound,
+    HostAway,
+    IndexDamaged,
     InvalidBranch,
     MemgwError,
     RemoteUnreachable,
@@ -25,6 +28,7 @@ from memgw.errors import (
     storage_full_translated,
 )
 from memgw.gateway import Gateway
+from memgw.index import IndexFolder
 from memgw.state import all_states
 from memgw.workspace import Workspace
 
@@ -39,8 +43,14 @@ GROWN = 1.25
 IDLE_SECONDS = 60.0
 """It is quiet when no request has used anything for so long."""
 
-NURSERY_DAYS = 14
-"""Vectors of another model are kept for so long, in case it comes back."""
+VECTOR_DAYS = 14
+"""Vectors of another model, or of texts that no index has, are kept for so long, in case they come back."""
+
+MANY_TEXTS = 1000
+"""The vectors of fewer texts are not worth the work."""
+
+PRUNE_SECONDS = 600.0
+"""Others go on meanwhile: there is no lock to it."""
 
 STEP_SECONDS = 30.0
 """For what is done with a lock in hand; less than a request waits for it."""
@@ -91,12 +101,19 @@ class Housekeeper:
         Raises WorkspaceBusy when another housekeeper is not done within `wait` seconds.
         """
         done = Round([], [])
-        jobs: list[Callable[[], Iterator[Freed]]] = [self._gone, self._remains, self._refs, self._nurseries]
-        jobs += [lambda: self._repack(now), lambda: self._clean(now), self._least_used]
-        names = ("branches that are gone", "remains", "refs", "vectors of other models", "mirror", "indexes", "bounds")
+        jobs: dict[str, Callable[[], Iterator[Freed]]] = {
+            "branches that are gone": self._gone,
+            "remains": self._remains,
+            "refs": self._refs,
+            "vectors of other models": self._nurseries,
+            "vectors": partial(self._vectors, now),
+            "mirror": partial(self._repack, now),
+            "indexes": partial(self._clean, now),
+            "bounds": self._least_used,
+        }
         self._layout.make_folders()
         with locks.hold(self._lock, Deadline(wait + 1), wait):
-            for name, job in zip(names, jobs, strict=True):
+            for name, job in jobs.items():
                 try:
                     with storage_full_translated():
                         for freed in job():
@@ -196,11 +213,34 @@ class Housekeeper:
         mine = self._layout.nursery
         for nursery in sorted(mine.parent.glob("*.sqlite")):
             group = list(mine.parent.glob(f"{nursery.name}*"))
-            if nursery != mine and max(path.stat().st_mtime for path in group) < time() - NURSERY_DAYS * 86_400:
+            if nursery != mine and max(path.stat().st_mtime for path in group) < time() - VECTOR_DAYS * 86_400:
                 size = files.space(*group, freed=True)
                 for path in group:
                     files.remove(path)
                 yield Freed(f"vectors {nursery.stem}", "of a model that is not in use", size)
+
+    def _vectors(self, now: bool) -> Iterator[Freed]:
+        """Vectors of texts that no index has, in the nursery of the model in use."""
+        mine, workspaces = self._layout.nursery, self._workspaces()
+        if not mine.exists() or not workspaces:
+            return
+        moment = datetime.now(UTC) - timedelta(days=VECTOR_DAYS)
+        try:
+            drop = IndexFolder(mine.parent).embedded(mine.name, moment.isoformat())
+            old = len(drop)
+            for workspace in workspaces if drop else ():
+                if not (stamp := workspace.state().stamp):
+                    return  # it is being changed: another time
+                drop -= workspace.index.texts(stamp.identity.file)
+        except IndexDamaged:  # or replaced meanwhile
+            return
+        if drop and (now or len(drop) > max(MANY_TEXTS, old / 2)):
+            used = files.space(mine.parent)
+            place = workspaces[0].place_of(mine.name)
+            with suppress(HostAway):  # another time
+                self._gateway.engine.prune(place, drop, Deadline(PRUNE_SECONDS))
+                freed = used - files.space(mine.parent)
+                yield Freed(f"vectors of {len(drop)} texts", "that no index has", freed)
 
     def _repack(self, now: bool) -> Iterator[Freed]:
         packs = self._mirror.packs()

@@ -1,7 +1,7 @@
 """qmd in the warm host, and the way back to the command line. The answers are the same."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,10 @@ class QmdHost:
         request = {"op": "adopt", **self._target(place), "nursery": str(self._nursery), "seconds": seconds}
         self._call(request, deadline)
         return place.file
+
+    def prune(self, place: Place, drop: Collection[str], deadline: Deadline) -> None:
+        config = str(self._settings(place))
+        self._call({"op": "prune", "nursery": str(self._nursery), "config": config, "drop": list(drop)}, deadline)
 
     def clean(self, place: Place, deadline: Deadline, held: int) -> str:
         """By the command line: it takes a second for each 10,000 documents, in which the host could answer nobody."""
@@ -163,6 +167,9 @@ class QmdAuto:
 
     def adopt(self, place: Place, made: Path | None, deadline: Deadline, held: int) -> str:
         return (self._cli if made else self._host).adopt(place, made, deadline, held)
+
+    def prune(self, place: Place, drop: Collection[str], deadline: Deadline) -> None:
+        self._host.prune(place, drop, deadline)
 
     def clean(self, place: Place, deadline: Deadline, held: int) -> str:
         return self._host.clean(place, deadline, held)
