@@ -91,7 +91,7 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
     logs.configure(config.log_level, logs.secrets_of(config.remote_url))
     config.data_dir.mkdir(parents=True, exist_ok=True)
     app = Flask("memgw", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes + 1  # see schemas.read
+    app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes + 1  # see bodies.whole
     app.json.ensure_ascii = False  # type: ignore[attr-defined]
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.json.compact = True  # type: ignore[attr-defined]
