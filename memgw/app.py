@@ -16,18 +16,26 @@ from memgw.config import Config
 from memgw.engine import Engine
 from memgw.errors import WorkspaceBusy
 from memgw.gateway import Gateway
+from memgw.hooks import ENDPOINT as HOOKS
 from memgw.host import Host
 from memgw.housekeeping import Bounds, Housekeeper
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
+from memgw.pushes import Pushes
 from memgw.qmd import QmdCli
 from memgw.readiness import Readiness
 from memgw.remote import Remote
+from memgw.replays import Replays
 from memgw.status import Status
 from memgw.views import bp
 from memgw.warm import QmdAuto, QmdHost
 
 SPARE_THREADS = 4
+
+HOOKS_AT_ONCE = 2
+HOOK_PATIENCE_SECONDS = 0.5
+"""A hook is done in some milliseconds, so that two of the spare threads do for them: no question is kept out by hooks,
+and no hook by questions."""
 
 requests_log = logging.getLogger(logs.REQUESTS)
 
@@ -88,7 +96,8 @@ def create_cli(config: Config, environ: Mapping[str, str]) -> QmdCli:
 
 def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
     """The WSGI application. Makes the data directory; asks nothing of Git or qmd yet."""
-    logs.configure(config.log_level, logs.secrets_of(config.remote_url))
+    secrets = [*config.hook_secrets, *logs.secrets_of(config.remote_url)]
+    logs.configure(config.log_level, sorted(secrets, key=len, reverse=True))
     config.data_dir.mkdir(parents=True, exist_ok=True)
     app = Flask("memgw", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes + 1  # see bodies.whole
@@ -102,6 +111,8 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
         "memgw.status": Status(config, gateway),
         "memgw.readiness": Readiness(config, gateway),
         "memgw.census": Census(config, gateway),
+        "memgw.replays": Replays(config.data_dir, config.hook_window_seconds),
+        "memgw.pushes": Pushes(gateway, config.timeout_seconds),
     }
     problems.init_app(app)
     app.before_request(_begin)
@@ -115,19 +126,22 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
 def _admit(app: Flask, slots: int) -> None:
     """Lets so many requests of this process work at once, so that the rest of the threads can answer /health and
     /status whatever the others wait for."""
-    free = BoundedSemaphore(slots)
+    free, for_hooks = BoundedSemaphore(slots), BoundedSemaphore(HOOKS_AT_ONCE)
 
     @app.before_request
     def enter() -> None:
         if request.method == "POST":
-            if not free.acquire(blocking=False):
+            if request.endpoint == HOOKS and for_hooks.acquire(timeout=HOOK_PATIENCE_SECONDS):
+                g.admitted = for_hooks
+            elif free.acquire(blocking=False):
+                g.admitted = free
+            else:
                 raise WorkspaceBusy("too many requests are at work at once", retry_after=1)
-            g.admitted = True
 
     @app.teardown_request
     def leave(_: BaseException | None) -> None:
-        if g.pop("admitted", False):
-            free.release()
+        if slots := g.pop("admitted", None):
+            slots.release()
         logs.request_id.set("")
 
 
@@ -145,6 +159,8 @@ def _end(response: Response) -> Response:
     seconds = monotonic() - g.arrived
     endpoint = request.path if request.path in current_app.extensions["memgw.endpoints"] else "other"
     metrics.request(endpoint, response.status_code, seconds, spent)
+    if "forge" in g.facts:
+        metrics.hook(g.facts["forge"], g.get("code") or g.facts["outcome"])
     facts = {
         "method": request.method,
         "path": request.path,

@@ -55,6 +55,14 @@ class Branch:
         raise InvalidProfile("a profile is stable, monthly-YYYY-MM or task-<id>")
 
     @property
+    def has_profile(self) -> bool:
+        """Whether a memory profile stands for it."""
+        group, slash, rest = self.name.partition("/")
+        if group == "memory":
+            return bool(_MONTH.fullmatch(rest))
+        return self.name == "main" or (group == "task" and bool(slash))
+
+    @property
     def ref(self) -> str:
         """The full name in the remote."""
         return f"refs/heads/{self.name}"

@@ -12,6 +12,7 @@ from dotenv import dotenv_values
 
 from memgw.branch import Branch
 from memgw.errors import InvalidBranch
+from memgw.forges import SIGNING_PREFIX, signing_key
 from memgw.layout import UpdateOn
 from memgw.models import Models, Role
 
@@ -90,6 +91,24 @@ def _prefix(value: str) -> str:
     return value
 
 
+def _secrets(value: str) -> tuple[str, ...]:
+    """Separated by spaces; each long enough that nobody takes the words of a sentence for secrets."""
+    secrets = tuple(value.split())
+    if not all(re.fullmatch("[!-~]{16,256}", secret) for secret in secrets):
+        raise ValueError("must be secrets of 16 to 256 ASCII letters, digits and signs, with spaces between them")
+    for secret in secrets:
+        if secret.startswith(SIGNING_PREFIX):
+            try:
+                short = len(signing_key(secret)) < 24
+            except ValueError:
+                short = True
+            if short:
+                raise ValueError(
+                    f"must be whole where a secret begins with {SIGNING_PREFIX}: base64 of 24 bytes or more"
+                )
+    return secrets
+
+
 def _bind(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or re.search(r"\s", value) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
@@ -140,6 +159,9 @@ class Config:
     remote_timeout_seconds: int = _setting("MEMGW_REMOTE_TIMEOUT_SECONDS", _between(1, 3600), 30)
     lock_timeout_seconds: int = _setting("MEMGW_LOCK_TIMEOUT_SECONDS", _between(1, 3600), 60)
     max_body_bytes: int = _setting("MEMGW_MAX_BODY_BYTES", _between(1024, 1_048_576), 65_536)
+    hook_secrets: tuple[str, ...] = _setting("MEMGW_HOOK_SECRET", _secrets, ())
+    hook_window_seconds: int = _setting("MEMGW_HOOK_WINDOW_SECONDS", _between(1, 86_400), 300)
+    hook_max_bytes: int = _setting("MEMGW_HOOK_MAX_BYTES", _between(65_536, 26_214_400), 5_242_880)
     disk_floor_mb: int = _setting("MEMGW_DISK_FLOOR_MB", _between(0, 100_000_000), 200)
     log_level: str = _setting("MEMGW_LOG_LEVEL", _one_of("DEBUG", "INFO", "WARNING", "ERROR"), "INFO")
     gone_branch_hours: int = _setting("MEMGW_GONE_BRANCH_HOURS", _between(0, 8760), 24)

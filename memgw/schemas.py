@@ -3,9 +3,10 @@
 import re
 from typing import Any
 
-from marshmallow import RAISE, Schema, ValidationError, fields, validate, validates_schema
+from marshmallow import EXCLUDE, RAISE, Schema, ValidationError, fields, validate, validates_schema
 
 from memgw.engine import Kind, QueryType
+from memgw.forges import Reason
 from memgw.inputs import Flag, Line, Name, Number, Text, WholeNumber
 
 MAX_QUERY = 1024
@@ -87,6 +88,16 @@ class PartIn(Schema):
             raise ValidationError("Exclusion (-word) is for lex only.", "query")
 
 
+class PushIn(Schema):
+    """What is read of a forge's push event; all else in it is left alone."""
+
+    class Meta:
+        unknown = EXCLUDE
+
+    ref = fields.String(required=True, **_doc("The full name of what was pushed: refs/heads/…"))
+    after = fields.String(required=True, **_doc("Its commit now; zeros when it was deleted. Not believed."))
+
+
 class ResultOut(Schema):
     """One document that was found."""
 
@@ -157,6 +168,19 @@ class SyncOut(CommitOut):
     added = fields.Integer(required=True, **_doc("Files, between previous_commit and commit_hash."))
     modified = fields.Integer(required=True)
     deleted = fields.Integer(required=True)
+
+
+class HookOut(Schema):
+    """What becomes of a hook."""
+
+    ok = fields.Boolean(required=True)
+    outcome = fields.String(
+        required=True,
+        validate=validate.OneOf(["accepted", "ignored"]),
+        **_doc("accepted: the branch is brought to its newest commit behind this answer."),
+    )
+    branch = fields.String(**_doc("Which branch was pushed."))
+    reason = fields.String(validate=validate.OneOf([str(reason) for reason in Reason]), **_doc("Why it is ignored."))
 
 
 class ErrorOut(Schema):

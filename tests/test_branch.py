@@ -108,6 +108,14 @@ def test_the_refusal_says_why_and_never_repeats_the_name() -> None:
 )
 def test_a_profile_stands_for_a_branch(profile: str, branch: str) -> None:
     assert Branch.of_profile(profile) == Branch.parse(branch)
+    assert Branch.parse(branch).has_profile
+
+
+@pytest.mark.parametrize(
+    "name", ["master", "memory", "memory/2026-13", "memory/2026-03/x", "memory/x", "task", "tasks/1", "main/x"]
+)
+def test_other_branches_have_no_profile(name: str) -> None:
+    assert not Branch.parse(name).has_profile
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from base64 import b64encode
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ DEFAULTS: dict[str, Any] = {
     "remote_timeout_seconds": 30,
     "lock_timeout_seconds": 60,
     "max_body_bytes": 65_536,
+    "hook_secrets": (),
+    "hook_window_seconds": 300,
+    "hook_max_bytes": 5_242_880,
     "disk_floor_mb": 200,
     "log_level": "INFO",
     "gone_branch_hours": 24,
@@ -73,6 +77,9 @@ SETTINGS: list[tuple[str, str, str, Any, str | None, str]] = [
     ("MEMGW_REMOTE_TIMEOUT_SECONDS", "5", "remote_timeout_seconds", 5, "5s", "a whole number"),
     ("MEMGW_LOCK_TIMEOUT_SECONDS", "7", "lock_timeout_seconds", 7, "-7", "a whole number"),
     ("MEMGW_MAX_BODY_BYTES", "1024", "max_body_bytes", 1024, "1e4", "a whole number"),
+    ("MEMGW_HOOK_SECRET", "0123456789abcdef", "hook_secrets", ("0123456789abcdef",), "too short", "16 to 256"),
+    ("MEMGW_HOOK_WINDOW_SECONDS", "60", "hook_window_seconds", 60, "0", "from 1 to 86400"),
+    ("MEMGW_HOOK_MAX_BYTES", "65536", "hook_max_bytes", 65_536, "1", "from 65536 to 26214400"),
     ("MEMGW_DISK_FLOOR_MB", "0", "disk_floor_mb", 0, "1 GB", "a whole number"),
     ("MEMGW_LOG_LEVEL", "DEBUG", "log_level", "DEBUG", "debug", "one of DEBUG"),
     ("MEMGW_GONE_BRANCH_HOURS", "0", "gone_branch_hours", 0, "8761", "from 0 to 8760"),
@@ -273,3 +280,22 @@ def test_a_name_of_a_model_hub_is_whole(value: str) -> None:
     assert mistakes(REMOTE | {"QMD_EMBED_MODEL_URI": value}) == [
         "QMD_EMBED_MODEL_URI: must be a path or hf:owner/repository/file"
     ]
+
+
+def test_several_secrets_may_hold_at_once_while_one_takes_the_place_of_another() -> None:
+    new, old = "whsec_" + b64encode(b"k" * 32).decode(), "an-old-one,with/signs=%"
+    assert Config.load(REMOTE | {"MEMGW_HOOK_SECRET": f"{new}   {old}"}).hook_secrets == (new, old)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0123456789abcde", "correct horse battery staple", "0123456789abcdef short", "x" * 257, "0123456789abcdéf",
+        "whsec_0123456789abcdef", "whsec_" + b64encode(b"k" * 23).decode(), "whsec_!" + b64encode(b"k" * 32).decode(),
+        "whsec_" + b64encode(b"k" * 32).decode()[:-1],
+    ],
+)  # fmt: skip
+def test_a_secret_that_is_short_or_cut_off_is_a_mistake_and_is_not_repeated(value: str) -> None:
+    [line] = mistakes(REMOTE | {"MEMGW_HOOK_SECRET": value})
+    assert line.startswith("MEMGW_HOOK_SECRET: must be ")
+    assert value.split()[0] not in line

@@ -1,0 +1,123 @@
+"""What was taken once is not taken twice: not by another worker, not after a restart; damage only forgets."""
+
+import json
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from time import time
+
+import pytest
+
+from memgw import files, replays
+from memgw.config import ROOT
+from memgw.errors import HookReplayed, WorkspaceBusy
+from memgw.replays import Replays
+
+WINDOW = 300.0
+
+
+def mark(number: int) -> str:
+    return sha256(str(number).encode()).hexdigest()
+
+
+def taken(replays: Replays, name: str, until: float | None = None) -> bool:
+    try:
+        with replays.once(name, time() + WINDOW if until is None else until):
+            return True
+    except HookReplayed:
+        return False
+
+
+def remembered(data: Path) -> dict[str, float]:
+    found = json.loads((data / "hooks" / "taken.json").read_text("utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_repeat_is_refused_by_whoever_gets_it(data: Path) -> None:
+    assert taken(Replays(data, WINDOW), mark(1))
+    assert not taken(Replays(data, WINDOW), mark(1))
+    assert taken(Replays(data, WINDOW), mark(2))
+
+
+def test_of_many_at_once_in_several_processes_one_is_taken(data: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from concurrent.futures import ThreadPoolExecutor\n"
+        "from tests.test_replays import Replays, taken\n"
+        "one = Replays(Path(sys.argv[1]), 300)\n"
+        "with ThreadPoolExecutor(8) as pool: print(sum(pool.map(lambda _: taken(one, 'a' * 64), range(16))))"
+    )
+    command = [sys.executable, "-c", script, str(data)]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(int(process.communicate()[0]) for process in both) == [0, 1]
+
+
+def test_what_failed_was_not_taken(data: Path) -> None:
+    one = Replays(data, WINDOW)
+    with pytest.raises(WorkspaceBusy), one.once(mark(1), time() + WINDOW):
+        raise WorkspaceBusy("too many", 1)
+    assert taken(one, mark(1))
+
+
+def test_it_is_remembered_until_the_moment_that_was_said_and_then_forgotten(data: Path) -> None:
+    one = Replays(data, WINDOW)
+    now = time()
+    assert taken(one, mark(1), now + 2 * WINDOW - 1)
+    assert taken(one, mark(2), now - 1)
+    assert taken(one, mark(2), now + WINDOW)
+    assert set(remembered(data)) == {mark(1), mark(2)}
+    files.replace(data / "hooks" / "taken.json", json.dumps({mark(3): now - 1, mark(4): now + 60}))
+    assert taken(one, mark(3))
+    assert not taken(one, mark(4))
+
+
+def test_the_list_is_bounded_and_loses_what_would_be_forgotten_first(data: Path) -> None:
+    now = time()
+    full = {mark(number): now + 10 + number / 100 for number in range(replays.MOST)}
+    files.replace(data / "hooks" / "taken.json", json.dumps(full))
+    one = Replays(data, WINDOW)
+    assert taken(one, "f" * 64)
+    assert len(remembered(data)) == replays.MOST
+    assert taken(one, mark(0))
+    assert not taken(one, mark(replays.MOST - 1))
+    assert (data / "hooks" / "taken.json").stat().st_size < 500_000
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"", b"{", b"[]", b'"x"', b"null", b"\xff\xfe", b"[" * 30_000, b'{"a": "b"}', b'{"a": null}', b'{"a": [1]}',
+        b'{"a": NaN}', b'{"a": Infinity}', b'{"a": 1e400}', b'{"a": 99999999999999}', b'{"a": true}', b"\0" * 4096,
+        b'{"' + b"a" * 2_000_000 + b'": 1}',
+    ],
+)  # fmt: skip
+def test_a_damaged_list_forgets_and_is_whole_again(data: Path, damage: bytes) -> None:
+    one = Replays(data, WINDOW)
+    assert taken(one, mark(1))
+    (data / "hooks" / "taken.json").write_bytes(damage)
+    assert taken(one, mark(1))
+    assert not taken(one, mark(1))
+    assert set(remembered(data)) == {mark(1)}
+
+
+def test_lost_files_and_folders_in_their_places_are_no_matter(data: Path) -> None:
+    one = Replays(data, WINDOW)
+    assert taken(one, mark(1))
+    files.remove(data)
+    assert taken(one, mark(1))
+    for name in ("hooks/taken.json", "locks/hooks.lock"):
+        files.remove(data / name)
+        (data / name / "below").mkdir(parents=True)
+        assert taken(one, mark(2))
+        assert not taken(one, mark(2))
+        files.remove(data / "hooks")
+    (data / "hooks").write_text("no folder")
+    assert taken(one, mark(1))
+    assert not taken(one, mark(1))
+
+
+def test_a_clock_that_was_set_back_does_not_keep_it_for_ever(data: Path) -> None:
+    one = Replays(data, WINDOW)
+    files.replace(data / "hooks" / "taken.json", json.dumps({mark(1): time() + 86_400}))
+    assert taken(one, mark(1))
