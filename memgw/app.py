@@ -15,6 +15,7 @@ from memgw.census import Census
 from memgw.config import Config
 from memgw.engine import Engine
 from memgw.errors import WorkspaceBusy
+from memgw.forges import UNKNOWN
 from memgw.gateway import Gateway
 from memgw.hooks import ENDPOINT as HOOKS
 from memgw.host import Host
@@ -34,8 +35,8 @@ SPARE_THREADS = 4
 
 HOOKS_AT_ONCE = 2
 HOOK_PATIENCE_SECONDS = 0.5
-"""A hook is done in some milliseconds, so that two of the spare threads do for them: no question is kept out by hooks,
-and no hook by questions."""
+"""Hooks take some milliseconds each: two of the spare threads do for them, so that no question keeps a hook out, nor a
+hook a question. Only of a burst that these can't take do some go where questions go."""
 
 requests_log = logging.getLogger(logs.REQUESTS)
 
@@ -159,8 +160,8 @@ def _end(response: Response) -> Response:
     seconds = monotonic() - g.arrived
     endpoint = request.path if request.path in current_app.extensions["memgw.endpoints"] else "other"
     metrics.request(endpoint, response.status_code, seconds, spent)
-    if "forge" in g.facts:
-        metrics.hook(g.facts["forge"], g.get("code") or g.facts["outcome"])
+    if request.endpoint == HOOKS and (outcome := g.get("code") or g.facts.get("outcome")):
+        metrics.hook(g.facts.get("forge", UNKNOWN), outcome)
     facts = {
         "method": request.method,
         "path": request.path,

@@ -5,7 +5,6 @@ Nothing here is needed for what is right: a question asks the remote itself, and
 
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import Context, copy_context
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
@@ -14,6 +13,7 @@ from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.errors import MemgwError, WorkspaceBusy
 from memgw.gateway import Gateway
+from memgw.logs import request_id
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +23,11 @@ RETRY_AFTER_SECONDS = 30
 
 @dataclass(frozen=True)
 class _Push:
-    """`arrived`: in monotonic time; what is done is done within the time of that request. `context`: has its id."""
+    """`arrived`: in monotonic time; what is done is done within the time of that request, and logged under its id."""
 
     branch: Branch
     arrived: float
-    context: Context
+    request_id: str
 
 
 class Pushes:
@@ -52,7 +52,7 @@ class Pushes:
         with self._lock:
             if branch.name not in self._waiting and len(self._waiting) >= MOST_WAITING:
                 raise WorkspaceBusy("too many branches wait to be synced", RETRY_AFTER_SECONDS)
-            self._waiting[branch.name] = _Push(branch, arrived, copy_context())
+            self._waiting[branch.name] = _Push(branch, arrived, request_id.get())
             if not self._at_work:
                 self._begin()
 
@@ -63,7 +63,7 @@ class Pushes:
             return
         push = self._waiting.pop(next(iter(self._waiting)))
         try:
-            future = self._threads.submit(push.context.run, self._run, push)
+            future = self._threads.submit(self._run, push)
         except RuntimeError:  # this process is ending
             log.info("pushes_dropped", extra={"branches": [push.branch.name, *self._waiting]})
             self._waiting.clear()
@@ -72,6 +72,7 @@ class Pushes:
             future.add_done_callback(_report)
 
     def _run(self, push: _Push) -> None:
+        request_id.set(push.request_id)
         try:
             self._sync(push)
         finally:

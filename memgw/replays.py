@@ -33,7 +33,7 @@ class Replays:
 
         Raises HookReplayed, and does nothing, when it is remembered; WorkspaceBusy; StorageFull.
         """
-        deadline = Deadline(PATIENCE_SECONDS)
+        deadline = Deadline(2 * PATIENCE_SECONDS)  # so that it is the lock that is told of
         with storage_full_translated(), locks.hold(self._lock, deadline, PATIENCE_SECONDS, poll=0.002):
             taken = self._taken()
             if mark in taken:

@@ -507,6 +507,7 @@ def test_hooks_are_counted_by_forge_and_outcome_and_logged_in_a_line_each(
         (gitea(pushed(), secret=SECRET[::-1]), "gitea", "hook_unauthorized", 401),
         (gitlab(pushed(), token=None), "gitlab", "hook_unauthorized", 401),
         (signing_gitlab(pushed(), at=0), "gitlab", "hook_unauthorized", 401),
+        (Delivery({}, b""), "unknown", "hook_unauthorized", 401),
         (Delivery({"Content-Type": "application/json"}, b"{}"), "unknown", "hook_unauthorized", 401),
         (signed(b"{"), "github", "invalid_json", 400),
         (signed(b"{}"), "github", "validation_failed", 422),
@@ -562,3 +563,5 @@ def test_a_chunked_hook_is_taken(shared: Team) -> None:
 def test_only_post_is_taken(shared: Team) -> None:
     for method in ("GET", "PUT", "DELETE"):
         assert canonical(shared.server.request(method, "/hooks/push")) == (405, "method_not_allowed")
+    assert shared.server.request("OPTIONS", "/hooks/push")[0] == 200
+    assert canonical(shared.server.request("POST", "/hooks/push/", b"{}")) == (404, "not_found")

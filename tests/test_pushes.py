@@ -130,12 +130,16 @@ def test_an_error_is_one_line_with_its_branch_and_the_id_of_the_request(
 def test_a_fault_of_ours_is_logged_too_and_the_next_one_goes_on(stub: Stub, lines: list[dict[str, Any]]) -> None:
     taker = Pushes(stub, 60)
     stub.ends = {"main": KeyError("oops")}
+    token = logs.request_id.set("id-1")
     taker.take(Branch("main"), monotonic())
+    logs.request_id.reset(token)
     taker.take(Branch("task/1"), monotonic())
     stub.through.release(2)
     assert until(lambda: taker.idle and len(lines) == 2)
     assert sorted(line["level"] for line in lines) == ["ERROR", "WARNING"]
-    assert any("KeyError: 'oops'" in line["trace"] for line in lines)
+    [ours] = [line for line in lines if line["level"] == "ERROR"]
+    assert "KeyError: 'oops'" in ours["trace"]
+    assert ours["request_id"] == "id-1"
     assert stub.names() == ["main", "task/1"]
     taker.take(Branch("main"), monotonic())
     stub.through.release()
