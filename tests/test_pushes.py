@@ -64,7 +64,9 @@ class Lines(logging.Handler):
 def lines() -> Iterator[list[dict[str, Any]]]:
     logger, lines = logging.getLogger("memgw.pushes"), Lines()
     logger.addHandler(lines)
+    logger.setLevel("INFO")
     yield lines.kept
+    logger.setLevel(logging.NOTSET)
     logger.removeHandler(lines)
 
 
@@ -154,3 +156,15 @@ def test_one_that_waited_for_longer_than_a_request_lasts_is_left_to_those_who_as
     assert until(lambda: taker.idle and len(lines) == 1)
     assert (lines[0]["event"], lines[0]["branch"]) == ("push_not_synced", "main")
     assert stub.begun == []
+
+
+def test_what_waits_when_the_process_ends_is_dropped_with_a_line(stub: Stub, lines: list[dict[str, Any]]) -> None:
+    taker = Pushes(stub, 60)
+    for name in ("main", "task/1", "task/2"):
+        taker.take(Branch(name), monotonic())
+    assert until(lambda: stub.begun)
+    taker._threads.shutdown(wait=False)  # as the interpreter does first of all when it ends
+    stub.through.release()
+    assert until(lambda: taker.idle)
+    assert [line["branches"] for line in lines if line["event"] == "pushes_dropped"] == [["task/1", "task/2"]]
+    assert stub.names() == ["main"]

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -11,8 +13,9 @@ import pytest
 
 from memgw import files, replays
 from memgw.config import ROOT
-from memgw.errors import HookReplayed, WorkspaceBusy
+from memgw.errors import HookReplayed, StorageFull, WorkspaceBusy
 from memgw.replays import Replays
+from tests.test_metrics import fill
 
 WINDOW = 300.0
 
@@ -121,3 +124,39 @@ def test_a_clock_that_was_set_back_does_not_keep_it_for_ever(data: Path) -> None
     one = Replays(data, WINDOW)
     files.replace(data / "hooks" / "taken.json", json.dumps({mark(1): time() + 86_400}))
     assert taken(one, mark(1))
+
+
+def test_on_a_full_disk_nothing_is_remembered_and_that_is_told(tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        one = Replays(place / "data", WINDOW)
+        assert taken(one, mark(1))
+        fill(place / "ballast")
+        for _ in range(2):
+            with pytest.raises(StorageFull):
+                taken(one, mark(2))
+        assert not taken(one, mark(1))
+        (place / "ballast").unlink()
+        assert taken(one, mark(2))
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_whoever_holds_the_lock_for_long_is_not_waited_for(data: Path) -> None:
+    one, entered, leave = Replays(data, WINDOW), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with one.once(mark(1), time() + WINDOW):
+            entered.set()
+            assert leave.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        assert entered.wait(30)
+        with pytest.raises(WorkspaceBusy):
+            taken(Replays(data, WINDOW), mark(2))
+        leave.set()
+    assert taken(one, mark(2))
