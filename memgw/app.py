@@ -112,7 +112,7 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
         "memgw.status": Status(config, gateway),
         "memgw.readiness": Readiness(config, gateway),
         "memgw.census": Census(config, gateway),
-        "memgw.replays": Replays(config.data_dir, config.hook_window_seconds),
+        "memgw.replays": Replays(config.data_dir),
         "memgw.pushes": Pushes(gateway, config.timeout_seconds),
     }
     problems.init_app(app)

@@ -29,6 +29,9 @@ SYSTEM_HOOK = "System Hook"
 FORM_BYTES = 262_144
 """A longer form is not unpacked before it is known who sent it: that takes twenty times its room."""
 
+_SLACK_SECONDS = 10.0
+"""One that is let in at the last moment is looked for a moment later."""
+
 # the event's header; Forgejo sends Gitea's too, and both send GitHub's
 _EVENTS = {
     "forgejo": "x-forgejo-event",
@@ -37,7 +40,7 @@ _EVENTS = {
     "github": "x-github-event",
 }
 
-_PUSHES = {"forgejo": "push", "gitea": "push", "gitlab": "Push Hook", "github": "push"}
+_PUSHES = {"forgejo": ("push",), "gitea": ("push",), "gitlab": ("Push Hook", SYSTEM_HOOK), "github": ("push",)}
 
 # the first that is there counts
 _SIGNATURES = {
@@ -102,11 +105,14 @@ def authenticate(
     return Delivery(forge, headers[_EVENTS[forge]], payload, mark, until)
 
 
-def is_push(delivery: Delivery, kind: object = None) -> bool:
-    """Whether it says that something was pushed. `kind`: what a SYSTEM_HOOK calls itself in its body."""
-    if delivery.event == SYSTEM_HOOK:
-        return kind == "push"
-    return delivery.event == _PUSHES[delivery.forge]
+def may_be_push(delivery: Delivery) -> bool:
+    """Whether it is worth a look at the payload."""
+    return delivery.event in _PUSHES[delivery.forge]
+
+
+def is_push(delivery: Delivery, kind: object) -> bool:
+    """Whether one that may be a push is one. `kind`: `object_kind` of its payload, if it has that."""
+    return delivery.event != SYSTEM_HOOK or kind == "push"
 
 
 def told(ref: str, after: str) -> Told:
@@ -163,12 +169,15 @@ def _of_standard(
         raise HookUnauthorized("its signature is not that of its id, time and body with a secret that is known here")
     if not re.fullmatch("[0-9]{1,12}", moment) or abs(now - int(moment)) > window:
         raise HookUnauthorized(f"the time that it was signed at is more than {window:g} seconds from this machine's")
-    return sha256(b"id " + name.encode()).hexdigest(), int(moment) + window
+    return sha256(b"id " + name.encode()).hexdigest(), int(moment) + window + _SLACK_SECONDS
 
 
 def signing_key(secret: str) -> bytes:
-    """The key in a `whsec_…`. Raises ValueError when it is none."""
-    return b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True)
+    """The key in a `whsec_…`, of 24 bytes or more. Raises ValueError when it is none."""
+    key = b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True)
+    if len(key) < 24:
+        raise ValueError("too short")
+    return key
 
 
 def _hmac(key: bytes, message: bytes) -> bytes:

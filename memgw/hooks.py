@@ -55,7 +55,9 @@ def _delivery() -> Delivery:
 
 def _told(delivery: Delivery) -> Told:
     """What becomes of it; what is taken is remembered, so that it is taken once."""
-    data = bodies.parse(delivery.payload) if delivery.event == forges.SYSTEM_HOOK or forges.is_push(delivery) else {}
+    if not forges.may_be_push(delivery):
+        return Told(reason=Reason.NOT_A_PUSH)
+    data = bodies.parse(delivery.payload)
     if not forges.is_push(delivery, data.get("object_kind")):
         return Told(reason=Reason.NOT_A_PUSH)
     told = forges.told(**bodies.load(data, PUSH))

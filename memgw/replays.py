@@ -18,14 +18,14 @@ MOST = 4096
 """With more, those are forgotten that would be first."""
 
 _LONGEST = 1_000_000
+_FURTHEST_SECONDS = 200_000.0
 
 
 class Replays:
     """Safe to share between threads and processes. A file that was lost or damaged forgets, and no more."""
 
-    def __init__(self, data: Path, window: float) -> None:
+    def __init__(self, data: Path) -> None:
         self._file, self._lock = data / "hooks" / "taken.json", data / "locks" / "hooks.lock"
-        self._window = window
 
     @contextmanager
     def once(self, mark: str, until: float) -> Iterator[None]:
@@ -45,12 +45,12 @@ class Replays:
             files.replace(self._file, json.dumps(taken))
 
     def _taken(self) -> dict[str, float]:
-        """Without those that need not be remembered, or that no window explains."""
+        """Without those that need not be remembered any more, or that no window explains."""
         now = time()
         try:
             with self._file.open(encoding="utf-8") as file:
                 found = json.loads(file.read(_LONGEST))
-            return {mark: until for mark, until in found.items() if now <= until <= now + 2 * self._window}
+            return {mark: until for mark, until in found.items() if now <= until <= now + _FURTHEST_SECONDS}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as exc:

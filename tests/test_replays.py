@@ -39,16 +39,16 @@ def remembered(data: Path) -> dict[str, float]:
 
 
 def test_a_repeat_is_refused_by_whoever_gets_it(data: Path) -> None:
-    assert taken(Replays(data, WINDOW), mark(1))
-    assert not taken(Replays(data, WINDOW), mark(1))
-    assert taken(Replays(data, WINDOW), mark(2))
+    assert taken(Replays(data), mark(1))
+    assert not taken(Replays(data), mark(1))
+    assert taken(Replays(data), mark(2))
 
 
 def test_of_many_at_once_in_several_processes_one_is_taken(data: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from concurrent.futures import ThreadPoolExecutor\n"
         "from tests.test_replays import Replays, taken\n"
-        "one = Replays(Path(sys.argv[1]), 300)\n"
+        "one = Replays(Path(sys.argv[1]))\n"
         "with ThreadPoolExecutor(8) as pool: print(sum(pool.map(lambda _: taken(one, 'a' * 64), range(16))))"
     )
     command = [sys.executable, "-c", script, str(data)]
@@ -57,14 +57,14 @@ def test_of_many_at_once_in_several_processes_one_is_taken(data: Path) -> None:
 
 
 def test_what_failed_was_not_taken(data: Path) -> None:
-    one = Replays(data, WINDOW)
+    one = Replays(data)
     with pytest.raises(WorkspaceBusy), one.once(mark(1), time() + WINDOW):
         raise WorkspaceBusy("too many", 1)
     assert taken(one, mark(1))
 
 
 def test_it_is_remembered_until_the_moment_that_was_said_and_then_forgotten(data: Path) -> None:
-    one = Replays(data, WINDOW)
+    one = Replays(data)
     now = time()
     assert taken(one, mark(1), now + 2 * WINDOW - 1)
     assert taken(one, mark(2), now - 1)
@@ -79,7 +79,7 @@ def test_the_list_is_bounded_and_loses_what_would_be_forgotten_first(data: Path)
     now = time()
     full = {mark(number): now + 10 + number / 100 for number in range(replays.MOST)}
     files.replace(data / "hooks" / "taken.json", json.dumps(full))
-    one = Replays(data, WINDOW)
+    one = Replays(data)
     assert taken(one, "f" * 64)
     assert len(remembered(data)) == replays.MOST
     assert taken(one, mark(0))
@@ -96,7 +96,7 @@ def test_the_list_is_bounded_and_loses_what_would_be_forgotten_first(data: Path)
     ],
 )  # fmt: skip
 def test_a_damaged_list_forgets_and_is_whole_again(data: Path, damage: bytes) -> None:
-    one = Replays(data, WINDOW)
+    one = Replays(data)
     assert taken(one, mark(1))
     (data / "hooks" / "taken.json").write_bytes(damage)
     assert taken(one, mark(1))
@@ -105,7 +105,7 @@ def test_a_damaged_list_forgets_and_is_whole_again(data: Path, damage: bytes) ->
 
 
 def test_lost_files_and_folders_in_their_places_are_no_matter(data: Path) -> None:
-    one = Replays(data, WINDOW)
+    one = Replays(data)
     assert taken(one, mark(1))
     files.remove(data)
     assert taken(one, mark(1))
@@ -121,8 +121,8 @@ def test_lost_files_and_folders_in_their_places_are_no_matter(data: Path) -> Non
 
 
 def test_a_clock_that_was_set_back_does_not_keep_it_for_ever(data: Path) -> None:
-    one = Replays(data, WINDOW)
-    files.replace(data / "hooks" / "taken.json", json.dumps({mark(1): time() + 86_400}))
+    one = Replays(data)
+    files.replace(data / "hooks" / "taken.json", json.dumps({mark(1): time() + 400_000}))
     assert taken(one, mark(1))
 
 
@@ -132,7 +132,7 @@ def test_on_a_full_disk_nothing_is_remembered_and_that_is_told(tmp_path: Path) -
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
     try:
-        one = Replays(place / "data", WINDOW)
+        one = Replays(place / "data")
         assert taken(one, mark(1))
         fill(place / "ballast")
         for _ in range(2):
@@ -146,7 +146,7 @@ def test_on_a_full_disk_nothing_is_remembered_and_that_is_told(tmp_path: Path) -
 
 
 def test_whoever_holds_the_lock_for_long_is_not_waited_for(data: Path) -> None:
-    one, entered, leave = Replays(data, WINDOW), threading.Event(), threading.Event()
+    one, entered, leave = Replays(data), threading.Event(), threading.Event()
 
     def hold() -> None:
         with one.once(mark(1), time() + WINDOW):
@@ -157,6 +157,6 @@ def test_whoever_holds_the_lock_for_long_is_not_waited_for(data: Path) -> None:
         pool.submit(hold)
         assert entered.wait(30)
         with pytest.raises(WorkspaceBusy):
-            taken(Replays(data, WINDOW), mark(2))
+            taken(Replays(data), mark(2))
         leave.set()
     assert taken(one, mark(2))
