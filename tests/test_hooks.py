@@ -135,6 +135,19 @@ def test_after_a_push_the_next_question_finds_everything_done(
     assert not {"fetch", "align", "index"} & set(answer["debug"]["timings_ms"])
 
 
+def test_a_question_right_after_a_hook_is_answered_from_the_newest_commit_whatever_is_at_work(shared: Team) -> None:
+    def push_and_ask(branch: str) -> None:
+        for _ in range(12):
+            word = f"word{uuid4().hex}"
+            tip = shared.upstream.commit(branch, {"racing.md": f"# Racing\n\n{word}\n"})
+            assert shared.answered(github(pushed(branch)))["outcome"] == "accepted"
+            answer = shared.server.query(word, branch=branch)
+            assert (answer["commit_hash"], len(answer["results"])) == (tip, 1)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(push_and_ask, ("main", "task/race-1", "task/race-2")))
+
+
 @pytest.mark.parametrize("make", [github, gitea, forgejo])
 def test_a_payload_in_a_form_is_taken(shared: Team, make: Callable[..., Delivery]) -> None:
     tip = shared.upstream.commit("main", {"form.md": f"# Form\n\n{uuid4().hex}\n"})
