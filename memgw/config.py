@@ -91,18 +91,15 @@ def _prefix(value: str) -> str:
     return value
 
 
-def _secrets(value: str) -> tuple[str, ...]:
-    """Separated by spaces; each long enough that nobody takes the words of a sentence for secrets."""
-    secrets = tuple(value.split())
-    if not all(re.fullmatch("[!-~]{16,256}", secret) for secret in secrets):
-        raise ValueError("must be secrets of 16 to 256 ASCII letters, digits and signs, with spaces between them")
-    for secret in secrets:
+def _secret(value: str) -> str:
+    if not re.fullmatch("[ -~]{8,256}", value):
+        raise ValueError("must be 8 to 256 ASCII letters, digits, signs and spaces")
+    if value.startswith(SIGNING_PREFIX):
         try:
-            if secret.startswith(SIGNING_PREFIX):
-                signing_key(secret)
+            signing_key(value)
         except ValueError:
             raise ValueError(f"must be whole: {SIGNING_PREFIX} and base64 of 24 bytes or more") from None
-    return secrets
+    return value
 
 
 def _bind(value: str) -> str:
@@ -155,7 +152,8 @@ class Config:
     remote_timeout_seconds: int = _setting("MEMGW_REMOTE_TIMEOUT_SECONDS", _between(1, 3600), 30)
     lock_timeout_seconds: int = _setting("MEMGW_LOCK_TIMEOUT_SECONDS", _between(1, 3600), 60)
     max_body_bytes: int = _setting("MEMGW_MAX_BODY_BYTES", _between(1024, 1_048_576), 65_536)
-    hook_secrets: tuple[str, ...] = _setting("MEMGW_HOOK_SECRET", _secrets, ())
+    hook_secret: str = _setting("MEMGW_HOOK_SECRET", _secret, "")
+    hook_secret_old: str = _setting("MEMGW_HOOK_SECRET_OLD", _secret, "")
     hook_window_seconds: int = _setting("MEMGW_HOOK_WINDOW_SECONDS", _between(1, 86_400), 300)
     hook_max_bytes: int = _setting("MEMGW_HOOK_MAX_BYTES", _between(65_536, 26_214_400), 5_242_880)
     disk_floor_mb: int = _setting("MEMGW_DISK_FLOOR_MB", _between(0, 100_000_000), 200)
@@ -190,6 +188,11 @@ class Config:
     def models(self) -> Models:
         roles = {Role.EMBED: self.embed_model, Role.RERANK: self.rerank_model, Role.GENERATE: self.generate_model}
         return Models({role: uri for role, uri in roles.items() if uri}, self.data_dir / "qmd-cache" / "qmd" / "models")
+
+    @property
+    def hook_secrets(self) -> list[str]:
+        """Those that are set; each holds."""
+        return [secret for secret in (self.hook_secret, self.hook_secret_old) if secret]
 
     @property
     def gpu(self) -> dict[str, str]:

@@ -92,8 +92,8 @@ def pushed(branch: str = "main", **more: Any) -> dict[str, Any]:
     return push(f"refs/heads/{branch}", **{"after": (uuid4().hex * 2)[:40]} | more)
 
 
-def hooked(environ: Mapping[str, str], secrets: str = f"{SIGNING_TOKEN} {SECRET}") -> dict[str, str]:
-    return {**environ, "MEMGW_HOOK_SECRET": secrets}
+def hooked(environ: Mapping[str, str], secret: str = SIGNING_TOKEN, old: str = SECRET) -> dict[str, str]:
+    return {**environ, "MEMGW_HOOK_SECRET": secret, "MEMGW_HOOK_SECRET_OLD": old}
 
 
 @contextmanager
@@ -356,15 +356,15 @@ def test_a_hook_is_taken_once_by_whichever_worker_and_after_a_restart(
 
 
 def test_two_secrets_hold_at_once(environ: dict[str, str], upstream: Upstream) -> None:
-    client = hooked_client(environ, "the-new-one-of-two the-old-one-of-two")
-    for secret in ("the-new-one-of-two", "the-old-one-of-two"):
+    client = hooked_client(environ, "the new one of two", "the old one of two")
+    for secret in ("the new one of two", "the old one of two"):
         delivery = github(pushed("task/1", after=ZERO), secret=secret)
         assert posted(client, delivery)[0] == 202
     assert posted(client, github(pushed()))[0] == 401
 
 
-def hooked_client(environ: dict[str, str], secrets: str = SECRET) -> Client:
-    environ["MEMGW_HOOK_SECRET"] = secrets
+def hooked_client(environ: dict[str, str], secret: str = SECRET, old: str = "") -> Client:
+    environ |= hooked(environ, secret, old)
     return Client(create_app(Config.load(environ), environ))
 
 
