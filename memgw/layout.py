@@ -1,12 +1,12 @@
 """Where things are on disk, and what makes an index good; the same for all workspaces of a gateway (DESIGN.md §4)."""
 
-import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
 from memgw import files
+from memgw.branch import WORKSPACE
 from memgw.index import Counts
 
 _FOLDERS = (
@@ -23,8 +23,6 @@ _FOLDERS = (
     "locks/workspaces",
     "askings",
 )
-
-_WORKSPACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,99}")
 
 
 class UpdateOn(StrEnum):
@@ -92,7 +90,7 @@ class Layout:
         for place in self.places("*"):
             before, _, after = place.name.partition("*")
             names |= {found.name.removeprefix(before).removesuffix(after) for found in place.parent.glob(place.name)}
-        return {name for name in names if _WORKSPACE.fullmatch(name) and not self.places(name)[0].exists()}
+        return {name for name in names if WORKSPACE.fullmatch(name) and not self.places(name)[0].exists()}
 
     def make_folders(self) -> None:
         """All that has to be there before anything is done (DESIGN.md §4). `data` itself is the operator's."""

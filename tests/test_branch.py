@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from memgw.branch import MAX_BRANCH_BYTES, MAX_WORKSPACE_BYTES, Branch
+from memgw.branch import MAX_BRANCH_BYTES, MAX_WORKSPACE_BYTES, WORKSPACE, Branch
 from memgw.errors import InvalidBranch, InvalidProfile
 
 PIECES = [
@@ -187,6 +187,7 @@ def test_a_workspace_is_a_short_plain_file_name() -> None:
     for name in filter(is_taken, [*nasty_names(10_000), *ALIKE]):
         workspace = Branch.parse(name).workspace
         assert re.fullmatch(r"[A-Za-z0-9._~-]+", workspace), name
+        assert WORKSPACE.fullmatch(workspace), name
         assert len(workspace.encode()) <= MAX_WORKSPACE_BYTES == 100
         assert workspace not in (".", "..")
         assert not workspace.startswith("-")

@@ -282,6 +282,18 @@ def test_remains_go_while_what_is_being_made_stays(house: House) -> None:
     assert house.removed() == []
 
 
+def test_what_others_keep_beside_workspaces_is_not_touched(house: House, tmp_path: Path) -> None:
+    """A data directory that was not ours alone: `workspaces` is a name that many programs take."""
+    strange = ["workspaces/project", "workspaces/project-a", "workspaces/notes~2026", "workspaces/a~0123456789abc/x"]
+    strange += ["qmd-cache/ws-x-main", "qmd-config/ws-other.yml", "askings/x.json", "state/notes/x.json"]
+    for name in strange:
+        (house.data / name).mkdir(parents=True)
+    left = house.data / "workspaces" / Branch.parse("no/standard").workspace / "x"
+    left.mkdir(parents=True)
+    assert house.removed() == [f"remains of {left.parent.name}"]
+    assert [name for name in strange if not (house.data / name).exists()] == []
+
+
 def test_vectors_of_a_model_that_is_not_in_use_go_after_weeks(house: House) -> None:
     mine = house.gateway.layout.nursery
     mine.parent.mkdir()
