@@ -81,6 +81,12 @@ def is_full(path: Path) -> bool:
     return space.f_bavail * space.f_frsize < 1024 * 1024 or (space.f_files > 0 and space.f_favail < 16)
 
 
+def free(path: Path) -> int:
+    """Bytes that we can still write where `path` is."""
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize
+
+
 def space(*paths: Path, freed: bool = False) -> int:
     """Bytes that `paths` and all below them take on disk: blocks, each file once however many names it has.
 

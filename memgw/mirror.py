@@ -1,5 +1,6 @@
 """The bare mirror that all workspaces share."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,10 +10,12 @@ from uuid import uuid4
 from memgw import files, locks, refs
 from memgw.branch import Branch
 from memgw.deadline import Deadline
-from memgw.errors import BranchNotFound, MirrorDamaged, ToolError, ToolFailed
+from memgw.errors import BranchNotFound, MirrorDamaged, StorageFull, ToolError, ToolFailed, ToolTimeout
 from memgw.gitcmd import Commands, raise_remote, translate
 from memgw.objects import Objects
 from memgw.remote import Remote
+
+log = logging.getLogger(__name__)
 
 _IDENTITY = "memgw-identity"
 
@@ -149,6 +152,8 @@ class Mirror:
 
     def repack(self, deadline: Deadline) -> int:
         """Puts all packs into one, and drops what nothing leads to, if it is old; returns how many bytes it freed.
+        Where that takes more than half of the time or the space that is free, or a ref or a worktree is damaged, it
+        puts the small packs together and drops nothing.
 
         Readers need no lock: Git looks again for packs when an object is not where it was. What a sync uses is young,
         or a ref or a worktree leads to it. Raises MirrorDamaged, WorkspaceBusy, StorageFull, DeadlineExceeded.
@@ -157,10 +162,19 @@ class Mirror:
             return 0
         with self.lock(deadline) as descriptor:
             before = files.space(self.path)
-            git = Commands(self.path.parent, self.env | _SYNCED | {"GIT_DIR": str(self.path)}, deadline, (descriptor,))
+            env = self.env | _SYNCED | {"GIT_DIR": str(self.path)}
+            git = Commands(self.path.parent, env, deadline, (descriptor,))
+            whole = Commands(self.path.parent, env, deadline, (descriptor,), at_most=deadline.left() / 2)
             try:
                 git.worktree("prune", "--expire", "now")
-                git.repack("--cruft", "-d", "-q", f"--cruft-expiration={_EXPIRE}")
+                try:
+                    if files.free(self.path) < 2 * before:
+                        raise StorageFull("a copy of the mirror would take too much of what is free")
+                    whole.repack("--cruft", "-d", "-q", "-n", f"--cruft-expiration={_EXPIRE}")
+                except (ToolFailed, ToolTimeout, StorageFull) as exc:
+                    log.info("repacked_in_part", exc_info=exc)
+                    self._remove_leftovers()
+                    git.repack("--geometric=2", "-d", "-q", "-n")
             except ToolError as exc:
                 raise translate(exc, deadline) or MirrorDamaged("the mirror can't be repacked") from exc
             return before - files.space(self.path)

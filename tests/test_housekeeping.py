@@ -324,6 +324,81 @@ def test_many_packs_become_one_when_it_is_quiet(house: House, client: Client, up
     assert client.query("needle", branch="task/a")["commit_hash"] == commit
 
 
+def with_packs(house: House, client: Client, upstream: Upstream, packs: int) -> str:
+    """Fetches so often, and returns the last commit."""
+    for number in range(packs):
+        commit = upstream.commit("task/a", {"note.md": f"# Note\n\nneedle {number}\n"})
+        client.sync(branch="task/a")
+    for branch in ("main", "task/a", "task/b"):
+        house.age(branch, 61)
+    return commit
+
+
+@pytest.mark.parametrize("damage", ["index", "HEAD", "ref"])
+def test_damage_that_nobody_meets_does_not_keep_the_mirror_from_being_repacked(
+    house: House, client: Client, upstream: Upstream, damage: str
+) -> None:
+    """As a power failure leaves it: files of a worktree that is brought along without Git, or of a branch of others."""
+    mirror = house.gateway.mirror
+    with_packs(house, client, upstream, 51)
+    admin = mirror.path / "worktrees" / "task-b"
+    place = {"index": admin / "index", "HEAD": admin / "HEAD", "ref": mirror.path / "refs" / "memgw" / "x"}[damage]
+    place.write_text("1" * 40 + "\n" if damage == "HEAD" else "")
+    before = mirror.packs()
+    assert house.removed() == ["mirror"]
+    assert mirror.packs() < 10 < 50 < before
+    commit = upstream.commit("task/b", {"new.md": "# New\n\nneedle\n"})
+    assert client.query("needle", branch="task/b")["commit_hash"] == commit
+    assert client.paths("needle", branch="task/a") == ["note.md"]
+
+
+def test_a_mirror_that_takes_too_long_to_copy_has_its_small_packs_put_together(
+    house: House, client: Client, upstream: Upstream, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    with_packs(house, client, upstream, 51)
+    slow = slow_git(tmp_path, "--cruft")
+    mirror = House({**environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"}).gateway.mirror
+    began = time.monotonic()
+    mirror.repack(Deadline(6))
+    assert 3 < time.monotonic() - began < 6
+    assert 0 < mirror.packs() < 10
+
+
+def test_a_mirror_is_not_copied_onto_a_disk_that_this_would_fill(
+    house: House, client: Client, upstream: Upstream, tmp_path: Path, environ: dict[str, str], full: Callable[[], None]
+) -> None:
+    with_packs(house, client, upstream, 51)
+    slow = slow_git(tmp_path, "--cruft")
+    mirror = House({**environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"}).gateway.mirror
+    full()
+    began = time.monotonic()
+    mirror.repack(Deadline(60))
+    assert time.monotonic() - began < 20
+    assert 0 < mirror.packs() < 10
+
+
+def slow_git(folder: Path, word: str) -> Path:
+    """A git that hangs when it is told this."""
+    git = folder / "slow" / "git"
+    git.parent.mkdir()
+    git.write_text(f'#!/bin/sh\ncase "$*" in *{word}*) exec sleep 60;; esac\nexec /usr/bin/git "$@"\n')
+    git.chmod(0o755)
+    return git
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has the system say that a megabyte is free, once it is called."""
+    statvfs = os.statvfs
+
+    def little(path: Any) -> os.statvfs_result:
+        said = list(statvfs(path))
+        said[4] = 1_000_000 // said[1]  # f_bavail in f_frsize
+        return os.statvfs_result(said)
+
+    return lambda: monkeypatch.setattr(os, "statvfs", little)
+
+
 def test_what_a_force_push_left_is_kept_for_now_and_dropped_when_it_is_old(
     house: House, client: Client, upstream: Upstream
 ) -> None:
