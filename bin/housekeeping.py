@@ -26,6 +26,9 @@ def main() -> int:
     except WorkspaceBusy:
         print("memgw: another housekeeping is at work, and not done yet", file=sys.stderr)
         return 1
+    except OSError as exc:
+        print(f"memgw: {config.data_dir} can't be used: {exc.strerror}", file=sys.stderr)
+        return 1
     for freed in done.freed:
         print(f"{megabytes(freed.bytes):>12}  {freed.what}: {freed.why}")
     print(f"{megabytes(sum(freed.bytes for freed in done.freed)):>12}  freed")

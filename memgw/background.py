@@ -1,17 +1,20 @@
 """`python -m memgw.background`: what is done outside of requests, by one process for all gateways of a data directory:
 vectors that requests left for later, and housekeeping."""
 
+import logging
 import os
 import signal
 import sys
-from contextlib import suppress
 from time import monotonic, sleep
 
 from memgw import logs
 from memgw.app import create_gateway, create_housekeeper
 from memgw.config import load_or_exit
 from memgw.embedder import Embedder
-from memgw.errors import WorkspaceBusy
+from memgw.errors import MemgwError, WorkspaceBusy
+from memgw.housekeeping import Housekeeper
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY_SECONDS = 2.0
 
@@ -28,12 +31,21 @@ def main() -> int:
     parent = os.getppid()
     while os.getppid() == parent:  # a killed supervisor leaves nothing behind
         if every and monotonic() >= due:
-            with suppress(WorkspaceBusy):  # `make gc` is at it
-                housekeeper.round()
+            _round(housekeeper)
             due = monotonic() + every
         if not embedder.turn():
             sleep(LOOK_EVERY_SECONDS)
     return 0
+
+
+def _round(housekeeper: Housekeeper) -> None:
+    """Whatever keeps it from its work keeps nobody from making vectors."""
+    try:
+        housekeeper.round()
+    except WorkspaceBusy:  # `make gc` is at it
+        pass
+    except (MemgwError, OSError) as exc:
+        log.warning("housekeeping_failed", exc_info=exc)
 
 
 if __name__ == "__main__":

@@ -477,6 +477,10 @@ def test_make_gc_does_it_now_and_prints_what_it_freed(
     assert float(lines[-1].split()[0]) == pytest.approx((before - files.space(data)) / 1e6, abs=0.01)
     failed = gc(GIT_REMOTE_URL="/nowhere.git")
     assert (failed.returncode, "branches that are gone: could not" in failed.stderr) == (1, True)
+    (data / "locks" / "housekeeping.lock").unlink()
+    (data / "locks" / "housekeeping.lock").symlink_to("/nowhere/x")
+    stuck = gc()
+    assert (stuck.returncode, "can't be used" in stuck.stderr, "Traceback" in stuck.stderr) == (1, True, False)
     assert gc(MEMGW_GONE_BRANCH_HOURS="x").returncode == 1
     assert gc(MEMGW_DATA_DIR=str(data / "none")).stdout == "memgw: there is nothing yet\n"
 
@@ -493,8 +497,12 @@ def test_the_process_in_the_background_does_it_and_ends_at_term(
         "c.Config.load = classmethod(lambda k, e: dataclasses.replace(real(k, e), housekeeping_minutes=0.01));"
         "raise SystemExit(b.main())"
     )
+    lock = house.data / "locks" / "housekeeping.lock"
+    lock.symlink_to("/nowhere/x")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environ | {"MEMGW_GONE_BRANCH_HOURS": "0"}) as it:
         try:
+            assert not until(lambda: it.poll() is not None, 4), "it ended when it could not begin"
+            lock.unlink()
             assert until(lambda: house.traces("task/a") == [], 20)
         finally:
             it.terminate()
