@@ -19,7 +19,7 @@ from memgw.forges import UNKNOWN
 from memgw.gateway import Gateway
 from memgw.hooks import ENDPOINT as HOOKS
 from memgw.host import Host
-from memgw.housekeeping import Bounds, Housekeeper
+from memgw.housekeeping import STEP_SECONDS, Bounds, Housekeeper
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
 from memgw.pushes import Pushes
@@ -73,11 +73,13 @@ def create_gateway(config: Config, environ: Mapping[str, str]) -> Gateway:
 
 
 def create_housekeeper(config: Config, gateway: Gateway) -> Housekeeper:
+    patience = min(config.lock_timeout_seconds, config.timeout_seconds)
     bounds = Bounds(
         gone_seconds=config.gone_branch_hours * 3600,
         max_workspaces=config.max_workspaces,
         max_bytes=config.max_disk_mb * 1_000_000,
         request_seconds=config.timeout_seconds,
+        step_seconds=min(STEP_SECONDS, max(patience / 2, 1.0)),
     )
     return Housekeeper(gateway, bounds)
 

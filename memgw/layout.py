@@ -84,13 +84,13 @@ class Layout:
             self.states / "used" / workspace,
         ]
 
-    def remains(self) -> set[str]:
-        """Workspaces that have something here but no state: in the making, or what a kill left of them."""
-        names = {""}
+    def found(self) -> set[str]:
+        """Workspaces that have anything here but a lock."""
+        names = set[str]()
         for place in self.places("*"):
             before, _, after = place.name.partition("*")
             names |= {found.name.removeprefix(before).removesuffix(after) for found in place.parent.glob(place.name)}
-        return {name for name in names if WORKSPACE.fullmatch(name) and not self.places(name)[0].exists()}
+        return set(filter(WORKSPACE.fullmatch, names))
 
     def make_folders(self) -> None:
         """All that has to be there before anything is done (DESIGN.md §4). `data` itself is the operator's."""

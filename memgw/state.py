@@ -81,6 +81,7 @@ class StateFile:
     """The two files of one workspace."""
 
     def __init__(self, folder: Path, workspace: str) -> None:
+        self.workspace = workspace
         self._state = folder / f"{workspace}.json"
         self._notes = folder / "notes" / f"{workspace}.json"
         self._used = folder / "used" / workspace
@@ -143,7 +144,10 @@ class StateFile:
         """When a request last used it, in seconds of the epoch; 0 if that is not known."""
         for file in (self._used, self._state):
             with suppress(OSError):
-                return min(file.stat().st_mtime, time())
+                used, now = file.stat().st_mtime, time()
+                if used > now + 1:  # the clock was put back: it counts from here on
+                    os.utime(file)
+                return min(used, now)
         return 0.0
 
     def _save_notes(self, notes: Notes) -> None:

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from memgw import files, locks
-from memgw.app import create_gateway
+from memgw.app import create_app, create_gateway
 from memgw.branch import Branch
 from memgw.config import ROOT, Config
 from memgw.deadline import Deadline
@@ -24,6 +25,7 @@ from memgw.housekeeping import Bounds, Housekeeper, Round
 from tests.actors import Server, Upstream, git_http, until
 from tests.conftest import Client
 from tests.test_promise import fire
+from tests.test_recovery import fill
 
 DAY = 86_400.0
 
@@ -43,9 +45,9 @@ class House:
     def round(self, *, now: bool = False, **bounds: Any) -> Round:
         return self.keeper(**bounds).round(now=now)
 
-    def removed(self, **bounds: Any) -> list[str]:
+    def removed(self, **how: Any) -> list[str]:
         """What a round without failures took away."""
-        done = self.round(**bounds)
+        done = self.round(**how)
         assert done.failed == []
         return [freed.what for freed in done.freed]
 
@@ -165,6 +167,43 @@ def test_a_list_that_is_not_to_the_letter_is_none(
     git.chmod(0o755)
     lying = House({**environ, "PATH": f"{git.parent}:{os.environ['PATH']}"})
     assert lying.round() == Round([], ["branches that are gone"])
+
+
+def test_what_is_gone_goes_on_a_full_disk(environ: dict[str, str], upstream: Upstream, tmp_path: Path) -> None:
+    """It has no room for its own notes either."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)], capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system here")
+    try:
+        environ |= {"MEMGW_DATA_DIR": str(place / "data"), "QMD_ENGINE": "cli"}
+        client, house = Client(create_app(Config.load(environ), environ)), House(environ)
+        for branch in ("main", "task/a"):
+            upstream.commit(branch, {"note.md": "# Note\n\nneedle\n"})
+            assert client.paths("needle", branch=branch) == ["note.md"]
+        assert house.removed() == []
+        upstream.delete("task/a")
+        with pytest.raises(OSError, match="No space"):
+            fill(place / "ballast")
+        assert "workspace task-a" in [freed.what for freed in house.round().freed]
+        assert house.workspaces() == {"main"}
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_clock_that_was_put_back_keeps_nothing_for_good(house: House, upstream: Upstream) -> None:
+    upstream.delete("task/a")
+    house.age("task/a", -365 * DAY)
+    assert house.removed(gone_seconds=DAY, request_seconds=300) == []
+    book = house.keeper()._branches
+    book.save({"task/a": time.time() + 365 * DAY})
+    assert house.removed(gone_seconds=DAY, request_seconds=300) == []
+    put_back(house, DAY)
+    assert house.removed(gone_seconds=DAY, request_seconds=300) == []
+    assert time.time() - house.gateway.workspace(Branch.parse("task/a")).record.used_at() < 60
+    assert (house.data / "state" / "used" / "task-a").stat().st_mtime < time.time() + 1
+    house.age("task/a", 301)
+    assert house.removed(gone_seconds=DAY, request_seconds=300) == ["workspace task-a"]
 
 
 def test_what_is_held_or_was_just_used_stays(house: House, upstream: Upstream) -> None:
@@ -294,6 +333,84 @@ def test_what_others_keep_beside_workspaces_is_not_touched(house: House, tmp_pat
     assert [name for name in strange if not (house.data / name).exists()] == []
 
 
+def test_what_can_not_be_removed_keeps_no_other(house: House) -> None:
+    for name in ("task-a", "task-b"):
+        (house.data / "state" / f"{name}.json").unlink()
+    lock = house.gateway.layout.lock("task-a")
+    lock.unlink()
+    lock.symlink_to("/nowhere/x")
+    done = house.round()
+    assert ([freed.what for freed in done.freed], done.failed) == (
+        ["remains of task-b", "2 refs of the mirror"],
+        ["remains"],
+    )
+    lock.unlink()
+    assert house.removed() == ["remains of task-a"]
+
+
+@pytest.mark.parametrize("said", ['{"format": 2, "branch": "task/a"}', "", "main"])
+def test_a_state_that_is_not_understood_is_kept_for_weeks_and_not_for_good(house: House, said: str) -> None:
+    """Damaged, of a version that may come back, or a copy of another's."""
+    state = house.data / "state" / "task-a.json"
+    state.write_text((state.parent / f"{said}.json").read_text() if said == "main" else said)
+    house.age("task/a", 13 * DAY)
+    assert "remains of task-a" not in house.removed(max_workspaces=2, request_seconds=300)
+    assert house.workspaces() == {"main", "task-a", "task-b"}
+    house.age("task/a", 15 * DAY)
+    assert house.removed(max_workspaces=2, request_seconds=300) == ["remains of task-a"]
+    assert house.workspaces() == {"main", "task-b"}
+
+
+def test_bounds_that_can_not_be_kept_are_told(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    assert house.removed(max_workspaces=2, request_seconds=300) == []
+    assert house.removed(max_bytes=1, request_seconds=300) == []
+    assert [record.message for record in caplog.records] == ["bounds_passed"] * 2
+    caplog.clear()
+    assert house.removed(max_workspaces=3, max_bytes=10**12) == []
+    assert caplog.records == []
+
+
+def test_no_lock_is_held_for_longer_than_requests_wait(
+    house: House, upstream: Upstream, environ: dict[str, str], tmp_path: Path
+) -> None:
+    environ |= {"MEMGW_LOCK_TIMEOUT_SECONDS": "4"}
+    client = Client(create_app(Config.load(environ), environ))
+    hanging = {"PATH": f"{slow_git(tmp_path, 'repack').parent}:{os.environ['PATH']}"}
+    with subprocess.Popen([sys.executable, "bin/housekeeping.py"], cwd=ROOT, env=environ | hanging) as gc:
+        lock = house.data / "locks" / "mirror.lock"
+        assert until(lambda: is_taken(lock), 20)
+        commit = upstream.commit("task/a", {"new.md": "# New\n\nneedle\n"})
+        assert client.query("needle", branch="task/a")["commit_hash"] == commit
+        assert gc.wait(60) == 1
+
+
+def is_taken(lock: Path) -> bool:
+    """For a second at least: fetches take it, too."""
+    try:
+        with locks.hold(lock, Deadline(1.5), 1):
+            return False
+    except WorkspaceBusy:
+        return True
+
+
+def test_the_command_line_claims_no_vectors(house: House, environ: dict[str, str]) -> None:
+    nursery = house.gateway.layout.nursery
+    nursery.parent.mkdir(exist_ok=True)
+    with closing(sqlite3.connect(nursery)) as db, db:
+        db.execute("CREATE TABLE content_vectors (hash TEXT, embedded_at TEXT)")
+        db.execute("INSERT INTO content_vectors VALUES ('x', '2020-01-01')")
+    assert "vectors of 1 texts" not in House(environ | {"QMD_ENGINE": "cli"}).removed(now=True)
+
+
+def test_nothing_is_written_anew_on_a_disk_that_this_would_fill(
+    house: House, client: Client, full: Callable[[], None]
+) -> None:
+    full()
+    before = house.gateway.workspace(Branch.parse("main")).state().stamp
+    assert [freed.what for freed in house.round(now=True).freed] == ["mirror"]
+    assert house.gateway.workspace(Branch.parse("main")).state().stamp == before
+
+
 def test_vectors_of_a_model_that_is_not_in_use_go_after_weeks(house: House) -> None:
     mine = house.gateway.layout.nursery
     mine.parent.mkdir()
@@ -388,12 +505,12 @@ def slow_git(folder: Path, word: str) -> Path:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Has the system say that a megabyte is free, once it is called."""
+    """Has the system say that next to nothing is free, once it is called."""
     statvfs = os.statvfs
 
     def little(path: Any) -> os.statvfs_result:
         said = list(statvfs(path))
-        said[4] = 1_000_000 // said[1]  # f_bavail in f_frsize
+        said[4] = 1  # f_bavail, in f_frsize
         return os.statvfs_result(said)
 
     return lambda: monkeypatch.setattr(os, "statvfs", little)
