@@ -6,9 +6,12 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from errno import ENOENT, ENOTEMPTY
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import time
+
+_TRIES = 5
 
 
 def replace(path: Path, text: str) -> None:
@@ -59,8 +62,16 @@ def remove(path: Path) -> None:
         for name in below:
             inner = os.path.join(folder, name)
             if not os.path.islink(inner):
-                os.chmod(inner, stat.S_IRWXU)
-    shutil.rmtree(path)
+                with suppress(FileNotFoundError):
+                    os.chmod(inner, stat.S_IRWXU)
+    for left in reversed(range(_TRIES)):
+        try:
+            return shutil.rmtree(path)
+        except OSError as exc:  # others still put something in, or take it out: a reader that makes what he lacks
+            if exc.errno not in (ENOTEMPTY, ENOENT) or not left:
+                raise
+            if not path.exists():
+                return
 
 
 def make_folder(path: Path) -> None:
