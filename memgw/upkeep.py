@@ -30,6 +30,9 @@ IDLE_SECONDS = 60.0
 VECTOR_DAYS = 14
 """Vectors of another model, or of texts that no index has, are kept for so long, in case they come back."""
 
+CHANGING_SECONDS = 3600.0
+"""An index without a stamp, of a workspace not used for so long, is not being changed: it was left like that."""
+
 COPIES = 3
 """A file is written anew only with room for so many of it: nobody else is to find the disk full meanwhile."""
 
@@ -78,13 +81,14 @@ class Upkeep:
         moment = datetime.now(UTC) - timedelta(days=VECTOR_DAYS)
         try:
             drop = IndexFolder(mine.parent).embedded(mine.name, moment.isoformat())
-            old = len(drop)
-            for workspace in workspaces if drop else ():
-                if not (stamp := workspace.state().stamp):
-                    return  # it is being changed: another time
-                drop -= workspace.index.texts(stamp.identity.file)
         except IndexDamaged:  # or replaced meanwhile
             return
+        old = len(drop)
+        for workspace in workspaces if drop else ():
+            texts = _texts(workspace)
+            if texts is None and time() - workspace.record.used_at() < CHANGING_SECONDS:
+                return  # another time
+            drop -= texts or set()
         used = files.space(mine.parent)
         room = files.free(mine.parent) > COPIES * used
         if drop and room and (now or len(drop) > max(MANY_TEXTS, old / 2)):
@@ -122,8 +126,18 @@ class Upkeep:
                         freed = used - files.space(workspace.index.path)
                         yield Freed(f"index of {workspace.name}", "qmd cleanup", freed)
 
-        yield from each(self._workspaces(), clean)
-        self._sizes.save(sizes)
+        try:
+            yield from each(self._workspaces(), clean)
+        finally:
+            self._sizes.save(sizes)
+
+
+def _texts(workspace: Workspace) -> set[str] | None:
+    """What its index has, by hash; None when it is being changed, or damaged."""
+    stamp = workspace.state().stamp
+    with suppress(IndexDamaged):
+        return workspace.index.texts(stamp.identity.file) if stamp else None
+    return None
 
 
 def each(things: Iterable[Thing], act: Callable[[Thing], Iterator[Freed]]) -> Iterator[Freed]:

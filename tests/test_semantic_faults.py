@@ -469,6 +469,34 @@ def test_vectors_of_texts_that_no_index_has_go_after_their_time(
     assert vectors_in(nursery) == 6
 
 
+@pytest.mark.parametrize("left", ["without a stamp", "without an index"])
+def test_a_workspace_that_was_left_half_made_does_not_keep_vectors_for_good(
+    settings: dict[str, str], data: Path, upstream: Upstream, left: str
+) -> None:
+    upstream.commit("main", {**notes(5), **DOCUMENTS})
+    upstream.commit("task/T-1", {"pets.md": "# Animals\n\nDogs may be brought along.\n"}, parent=None)
+    client = client_of(settings)
+    for branch in ("main", "task/T-1"):
+        complete_answer(client, branch)
+    upstream.commit("main", dict.fromkeys(notes(5)))
+    client.sync()
+    aged(nursery_of(data), 15)
+    state, used = data / "state" / "task-T-1.json", data / "state" / "used" / "task-T-1"
+    if left == "without a stamp":
+        state.write_text(json.dumps({**json.loads(state.read_text()), "stamp": None}))
+    else:
+        shutil.rmtree(data / "qmd-cache" / "ws-task-T-1")
+
+    def vectors_freed() -> list[str]:
+        done = housekeeper_of(settings).round(now=True)
+        return [freed.what for freed in done.freed if freed.what.startswith("vectors")]
+
+    assert vectors_freed() == []  # it may just be made
+    os.utime(used, (time.time() - 3700,) * 2)
+    assert vectors_freed() == ["vectors of 6 texts"]
+    assert "pets.md" in {hit["path"] for hit in complete_answer(client, "task/T-1")["results"]}
+
+
 def test_vectors_are_made_and_searched_while_others_go(
     settings: dict[str, str], data: Path, upstream: Upstream
 ) -> None:
