@@ -373,7 +373,7 @@ def test_bounds_that_can_not_be_kept_are_told(house: House, caplog: pytest.LogCa
 def test_no_lock_is_held_for_longer_than_requests_wait(
     house: House, upstream: Upstream, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    environ |= {"MEMGW_LOCK_TIMEOUT_SECONDS": "4"}
+    environ |= {"MEMGW_LOCK_TIMEOUT_SECONDS": "10"}
     client = Client(create_app(Config.load(environ), environ))
     hanging = {"PATH": f"{slow_git(tmp_path, 'repack').parent}:{os.environ['PATH']}"}
     with subprocess.Popen([sys.executable, "bin/housekeeping.py"], cwd=ROOT, env=environ | hanging) as gc:
@@ -476,8 +476,8 @@ def test_a_mirror_that_takes_too_long_to_copy_has_its_small_packs_put_together(
     slow = slow_git(tmp_path, "--cruft")
     mirror = House({**environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"}).gateway.mirror
     began = time.monotonic()
-    mirror.repack(Deadline(6))
-    assert 3 < time.monotonic() - began < 6
+    mirror.repack(Deadline(16))
+    assert 8 < time.monotonic() - began < 16
     assert 0 < mirror.packs() < 10
 
 
@@ -489,8 +489,8 @@ def test_a_mirror_is_not_copied_onto_a_disk_that_this_would_fill(
     mirror = House({**environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"}).gateway.mirror
     full()
     began = time.monotonic()
-    mirror.repack(Deadline(60))
-    assert time.monotonic() - began < 20
+    mirror.repack(Deadline(120))
+    assert time.monotonic() - began < 50
     assert 0 < mirror.packs() < 10
 
 
