@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from math import inf
 from time import monotonic, sleep
 
 from memgw import logs
@@ -27,13 +28,13 @@ def main() -> int:
     gateway = create_gateway(config, os.environ)
     embedder, housekeeper = Embedder(gateway), create_housekeeper(config, gateway)
     every = config.housekeeping_minutes * 60
-    due = monotonic() + every
+    due = monotonic() + every if every else inf
     parent = os.getppid()
     while os.getppid() == parent:  # a killed supervisor leaves nothing behind
-        if every and monotonic() >= due:
+        if monotonic() >= due:
             _round(housekeeper)
             due = monotonic() + every
-        if not embedder.turn():
+        if not embedder.turn(due):  # thousands of branches may lack vectors
             sleep(LOOK_EVERY_SECONDS)
     return 0
 

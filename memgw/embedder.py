@@ -7,6 +7,7 @@ since the indexes themselves say what they lack.
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from math import inf
 from time import monotonic
 
 from memgw import vectors
@@ -36,12 +37,15 @@ class Embedder:
         self._resting: dict[str, float] = {}
         self._turns: dict[str, float] = {}
 
-    def turn(self) -> bool:
-        """Some seconds for each workspace that lacks vectors; whether there was any work."""
+    def turn(self, until: float = inf) -> bool:
+        """Some seconds for each workspace that lacks vectors, begun before the moment `until`; whether there was any
+        work."""
         worked = False
         if self._gateway.models.why_not(Role.EMBED):
             return False
         for workspace, stamp in self._waiting():
+            if monotonic() >= until:
+                return True
             worked |= self._embed(workspace, stamp)
         return worked
 
