@@ -140,7 +140,11 @@ class Gateway:
         """Brings the branch's workspace to its newest commit without searching."""
         workspace = self.workspace(branch)
         with self._noting_errors(workspace):
-            before = workspace.state().stamp
+            state = workspace.state()
+            if state.synced_at and not state.stamp:  # it may be taken back for a moment, and come again
+                with workspace.hold(deadline):
+                    state = workspace.state()
+            before = state.stamp
             fresh = self._fresh(workspace, deadline)
             fresh = replace(fresh, stamp=self.ladder.vectorized(workspace, fresh.stamp, deadline))
             commit, previous = fresh.stamp.commit, before.commit if before else None

@@ -20,8 +20,10 @@ from memgw.app import create_app, create_gateway
 from memgw.branch import Branch
 from memgw.config import ROOT, Config
 from memgw.deadline import Deadline
+from memgw.engine import Place
 from memgw.errors import WorkspaceBusy
 from memgw.housekeeping import Bounds, Housekeeper, Round
+from memgw.vectors import rewritten
 from tests.actors import Server, Upstream, git_http, until
 from tests.conftest import Client
 from tests.test_promise import fire
@@ -561,6 +563,26 @@ def test_an_index_that_has_grown_is_cleaned_when_it_is_quiet(house: House, clien
     answer = client.query("needle", limit=50)
     assert (answer["commit_hash"], len(answer["results"])) == (before.commit, 31)
     assert workspace.proven() == after, "it was made again"
+
+
+def test_a_sync_while_an_index_is_cleaned_reports_no_change(house: House, client: Client) -> None:
+    """Its stamp is taken back meanwhile, as if it had been lost."""
+    workspace = house.gateway.workspace(Branch.parse("main"))
+    stamp = workspace.state().stamp
+    assert stamp
+    reports: list[dict[str, Any]] = []
+    other = threading.Thread(target=lambda: reports.append(client.sync()))
+
+    def clean(place: Place, limit: Deadline, descriptor: int) -> str:
+        other.start()
+        time.sleep(1)
+        return place.file
+
+    with workspace.hold(Deadline(30)) as held:
+        assert rewritten(workspace, stamp, clean, 20, held)
+    other.join()
+    [report] = reports
+    assert (report["changed"], report["previous_commit"], report["added"]) == (False, stamp.commit, 0)
 
 
 def words(at: int, number: int) -> str:
