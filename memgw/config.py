@@ -151,6 +151,7 @@ class Config:
     threads: int = _setting("MEMGW_THREADS", _between(8, 512), 64)
     remote_timeout_seconds: int = _setting("MEMGW_REMOTE_TIMEOUT_SECONDS", _between(1, 3600), 30)
     lock_timeout_seconds: int = _setting("MEMGW_LOCK_TIMEOUT_SECONDS", _between(1, 3600), 60)
+    client_timeout_seconds: int = _setting("MEMGW_CLIENT_TIMEOUT_SECONDS", _between(1, 3600), 30)
     max_body_bytes: int = _setting("MEMGW_MAX_BODY_BYTES", _between(1024, 1_048_576), 65_536)
     hook_secret: str = _setting("MEMGW_HOOK_SECRET", _secret, "")
     hook_secret_old: str = _setting("MEMGW_HOOK_SECRET_OLD", _secret, "")

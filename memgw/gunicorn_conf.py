@@ -44,13 +44,13 @@ def on_exit(server: Any) -> None:
 
 
 bind = _config.bind
-worker_class = "gthread"
+worker_class = "memgw.worker.Worker"
 workers = _config.workers
 threads = _config.threads
 preload_app = True  # one import instead of one a worker: a worker that died is back at once, and memory is shared
 timeout = _config.timeout_seconds + 30
 graceful_timeout = _config.timeout_seconds + 10
-keepalive = 5
+keepalive = 75
 control_socket_disable = True  # it lies in HOME, so that a second stack would take it over
 errorlog = "-"
 accesslog = "-"

@@ -4,7 +4,7 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from flask import Flask, Response, current_app, g, request
+from flask import Flask, Response, current_app, g
 from werkzeug.exceptions import HTTPException
 
 from memgw import errors
@@ -44,6 +44,7 @@ HTTP_CODES = {
     400: "invalid_json",
     404: "not_found",
     405: "method_not_allowed",
+    408: "request_timeout",
     413: "body_too_large",
     415: "unsupported_media_type",
     500: "internal_error",
@@ -72,17 +73,15 @@ def code_of(error_name: str) -> str:
     return next((code for kind, (_, code) in TABLE.items() if kind.__name__ == error_name), "internal_error")
 
 
+def shape(status: int, code: str, detail: str, request_id: str) -> dict[str, Any]:
+    """What every failure tells."""
+    title = _PHRASES.get(status, "Error")
+    return {"ok": False, "status": status, "code": code, "title": title, "detail": detail, "request_id": request_id}
+
+
 def problem(status: int, code: str, detail: str, **more: Any) -> Response:
     """An answer of the one shape that all failures have."""
-    body = {
-        "ok": False,
-        "status": status,
-        "code": code,
-        "title": _PHRASES.get(status, "Error"),
-        "detail": detail,
-        "request_id": request_id.get(),
-        **more,
-    }
+    body = shape(status, code, detail, request_id.get()) | more
     g.code = code
     return Response(
         current_app.json.dumps(body, separators=(",", ":")) + "\n", status, content_type="application/problem+json"
@@ -115,18 +114,9 @@ def init_app(app: Flask) -> None:
         status = exc.code or 500
         if status < 400:
             return Response(exc.get_body(), status, exc.get_headers())
-        if status == 413:
-            _drain()
         code = HTTP_CODES.get(status, exc.name.lower().replace(" ", "_"))
         answer = problem(status, code, _INTERNAL if status == 500 else exc.description or exc.name)
         for name, value in exc.get_headers():
             if name not in ("Content-Type", "Content-Length"):
                 answer.headers[name] = value
         return answer
-
-
-def _drain(at_most: int = 4 * 1024 * 1024) -> None:
-    """Reads on what a client is still sending: closing on unread data would reset the connection, and the client
-    would not see why."""
-    while at_most > 0 and (piece := request.environ["wsgi.input"].read(min(65_536, at_most))):
-        at_most -= len(piece)

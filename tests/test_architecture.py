@@ -26,8 +26,9 @@ OWNERS = {
     "sqlite3": {"index"},
     "dotenv": {"config"},
     "ssl": {"lsrefs"},
+    "gunicorn": {"worker", "connection"},
     "prometheus_client": {"metrics", "books"},
-    "socket": {"host", "lsrefs"},
+    "socket": {"host", "lsrefs", "worker", "connection"},
 }
 
 ENTRANCES = {"wsgi", "gunicorn_conf", "mcp", "hostd", "background"}

@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "threads": 64,
     "remote_timeout_seconds": 30,
     "lock_timeout_seconds": 60,
+    "client_timeout_seconds": 30,
     "max_body_bytes": 65_536,
     "hook_secret": "",
     "hook_secret_old": "",
@@ -77,6 +78,7 @@ SETTINGS: list[tuple[str, str, str, Any, str | None, str]] = [
     ("MEMGW_THREADS", "512", "threads", 512, "7", "from 8 to 512"),
     ("MEMGW_REMOTE_TIMEOUT_SECONDS", "5", "remote_timeout_seconds", 5, "5s", "a whole number"),
     ("MEMGW_LOCK_TIMEOUT_SECONDS", "7", "lock_timeout_seconds", 7, "-7", "a whole number"),
+    ("MEMGW_CLIENT_TIMEOUT_SECONDS", "1", "client_timeout_seconds", 1, "0", "from 1 to 3600"),
     ("MEMGW_MAX_BODY_BYTES", "1024", "max_body_bytes", 1024, "1e4", "a whole number"),
     (
         "MEMGW_HOOK_SECRET",

@@ -18,6 +18,7 @@ DOCUMENTED = {
     401: {"hook_unauthorized"},
     404: {"branch_not_found", "not_found", "hooks_off"},
     405: {"method_not_allowed"},
+    408: {"request_timeout"},
     409: {"hook_replayed"},
     413: {"body_too_large"},
     415: {"unsupported_media_type"},

@@ -16,9 +16,9 @@ from memgw.problems import CODES, TABLE
 from memgw.views import bp
 
 ANSWERS = {
-    ("/query", "post"): (schemas.AnswerOut, {200, 400, 404, 413, 415, 422, 500, 502, 503, 504, 507}),
-    ("/sync", "post"): (schemas.SyncOut, {200, 400, 404, 413, 415, 422, 500, 502, 503, 504, 507}),
-    ("/hooks/push", "post"): (schemas.HookOut, {202, 400, 401, 404, 409, 413, 415, 422, 500, 503, 507}),
+    ("/query", "post"): (schemas.AnswerOut, {200, 400, 404, 408, 413, 415, 422, 500, 502, 503, 504, 507}),
+    ("/sync", "post"): (schemas.SyncOut, {200, 400, 404, 408, 413, 415, 422, 500, 502, 503, 504, 507}),
+    ("/hooks/push", "post"): (schemas.HookOut, {202, 400, 401, 404, 408, 409, 413, 415, 422, 500, 503, 507}),
     ("/status", "get"): (schemas.StatusOut, {200, 500}),
     ("/health", "get"): (schemas.HealthOut, {200}),
     ("/ready", "get"): (schemas.ReadyOut, {200, 500, 503}),
