@@ -13,6 +13,7 @@ to take; a thread sees memory only. Every wait for a client is bounded:
 
 import json
 import selectors
+import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,6 +27,8 @@ from gunicorn.workers.gthread import ThreadWorker
 from memgw.connection import Connection, NotYet
 from memgw.problems import shape
 
+STOPPING = {signal.SIGTERM, signal.SIGQUIT, signal.SIGINT}
+"""Blocked while a worker is forked: until it has handlers of its own it has the master's, and those would lose them."""
 PART = 5.0
 """Seconds for a client to close after its answer; closing on what it still sends would take the answer from it."""
 STOP = 2.0
@@ -35,6 +38,10 @@ TICK = 0.5
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
     """Of ThreadWorker remain the threads, the way back from them, and what one does with a request."""
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
     def run(self) -> None:
         self.patience: float = self.wsgi.extensions["memgw.config"].client_timeout_seconds

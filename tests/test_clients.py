@@ -48,8 +48,12 @@ def connect(server: Server, sent: bytes = b"") -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it connects: how much it is sent unread
     client.settimeout(60)
-    client.connect(("127.0.0.1", server.port))
-    client.sendall(sent)
+    try:
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(sent)
+    except OSError:
+        client.close()
+        raise
     return client
 
 
@@ -316,6 +320,7 @@ def test_of_more_connections_than_a_worker_holds_the_longest_idle_is_closed(hast
 
 
 def test_a_worker_without_free_descriptors_closes_idle_connections_and_goes_on(hasty: Server) -> None:
+    assert until(lambda: not held(hasty))
     (worker,) = hasty.workers()
     soft, hard = resource.prlimit(worker, resource.RLIMIT_NOFILE)
     try:
