@@ -38,6 +38,9 @@ class Outlet:
         if data:
             self.parts.append(memoryview(data))
 
+    def size(self) -> int:
+        return sum(map(len, self.parts))
+
     def setblocking(self, flag: bool) -> None: ...
 
     def gettimeout(self) -> float:

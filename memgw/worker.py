@@ -33,11 +33,19 @@ PART = 5.0
 """Seconds for a client to close after its answer; closing on what it still sends would take the answer from it."""
 STOP = 2.0
 """Seconds that a worker which stops leaves to requests that are arriving, or may be."""
+UNTAKEN = 256 * 1024 * 1024
+"""Bytes of answers that a worker keeps for clients that are slow to take them."""
 TICK = 0.5
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
     """Of ThreadWorker remain the threads, the way back from them, and what one does with a request."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.connections: set[Connection] = set()
+        self.waiting: dict[Connection, Callable[[Connection], None]] = {}
+        self.swept = monotonic()
 
     def init_signals(self) -> None:
         super().init_signals()
@@ -46,9 +54,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
     def run(self) -> None:
         self.patience: float = self.wsgi.extensions["memgw.config"].client_timeout_seconds
         self.limit: int = self.wsgi.config["MAX_CONTENT_LENGTH"]
-        self.connections: set[Connection] = set()
-        self.waiting: dict[Connection, Callable[[Connection], None]] = {}
-        self.swept = monotonic()
         self.poller.register(self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks)
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
@@ -67,17 +72,18 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
             self.sweep()
 
     def accept(self, listener: Any) -> bool:
-        """Whether there was a connection to accept."""
+        """Whether there may be another connection to accept."""
         if len(self.connections) >= self.worker_connections:
             self.make_room()
         try:
             opened, client = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return False
-        except OSError as exc:  # no descriptors or no memory: again at the next sweep
+        except OSError as exc:  # no descriptors or no memory
             self.log.warning("can't accept a connection: %s", exc)
-            self.make_room()
-            self.set_accept_enabled(False)
+            if self.make_room():
+                return True
+            self.set_accept_enabled(False)  # until the next sweep
             return False
         opened.setblocking(False)
         conn = Connection(opened, client, listener.getsockname(), until=monotonic() + self.cfg.keepalive)
@@ -135,6 +141,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
             self.close(conn)
         elif conn.sock.parts:
             self.wait(conn, selectors.EVENT_WRITE, self.leave)
+            self.bound_untaken()
         elif not conn.keep:
             self.part(conn)
         elif conn.data:  # the client did not wait for the answer
@@ -143,6 +150,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         else:
             conn.until = monotonic() + self.cfg.keepalive
             self.read(conn)
+
+    def bound_untaken(self) -> None:
+        """Closes who has taken nothing for the longest time, when together they leave too much, but never the last."""
+        leaving = sorted((conn for conn in self.waiting if conn.sock.parts), key=lambda conn: conn.until)
+        if len(leaving) > 1 and sum(conn.sock.size() for conn in leaving) > UNTAKEN:
+            self.close(leaving[0])
 
     def part(self, conn: Connection) -> None:
         conn.until = monotonic() + PART
@@ -213,10 +226,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         conn.keep = False
         self.leave(conn)
 
-    def make_room(self) -> None:
-        """Closes the connection that will be missed least."""
-        if self.waiting:
-            self.close(min(self.waiting, key=lambda conn: (bool(conn.sock.parts), bool(conn.data), conn.until)))
+    def make_room(self) -> bool:
+        """Closes the connection that will be missed least, if there is one that no thread has."""
+        if not self.waiting:
+            return False
+        self.close(min(self.waiting, key=lambda conn: (bool(conn.sock.parts), bool(conn.data), conn.until)))
+        return True
 
     def retire(self) -> None:
         """What the kernel has accepted is ours, too; whoever comes later finds another worker, or a closed door."""

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import selectors
 import socket
 import statistics
 import threading
@@ -12,8 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import gunicorn.config
 import pytest
 
+from memgw.connection import Connection
+from memgw.worker import UNTAKEN, Worker
 from tests.actors import Server, Upstream, served, until
 
 HEAD = b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -236,6 +240,26 @@ def test_each_stall_ends_and_nothing_is_left(hasty: Server) -> None:
     assert hasty.err.read_text().count("did not arrive in time") == said + late + 3 + 3
 
 
+def test_of_answers_that_are_not_taken_a_worker_keeps_so_much_and_always_one() -> None:
+    worker = Worker(1, os.getpid(), [], None, 1, gunicorn.config.Config(), None)
+    worker.poller = selectors.DefaultSelector()
+    vast = bytes(UNTAKEN // 2 + 1)
+    with ExitStack() as stack:
+        leaving = []
+        for until_when in (3, 1, 2):
+            ours, theirs = socket.socketpair()
+            stack.enter_context(theirs)
+            conn = Connection(stack.enter_context(ours), None, None, until_when)
+            conn.sock.sendall(vast)
+            leaving.append(conn)
+            worker.wait(conn, selectors.EVENT_WRITE, worker.leave)
+            worker.bound_untaken()
+        assert list(worker.waiting) == leaving[:1]
+        assert [conn.socket.fileno() >= 0 for conn in leaving] == [True, False, False]
+        worker.poller.close()
+        worker.tmp.close()
+
+
 def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(hasty: Server) -> None:
     with connect(hasty, HEAD + b"Connection: close\r\n" + post(WHOLE)[len(HEAD) :]) as client:
         pieces = []
@@ -327,7 +351,7 @@ def test_a_worker_without_free_descriptors_closes_idle_connections_and_goes_on(h
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (len(list(Path(f"/proc/{worker}/fd").iterdir())) + 12, hard))
         with clients(hasty, b"", 30):
             assert until(lambda: "can't accept a connection" in hasty.err.read_text())
-            assert hasty.request("GET", "/health", timeout=20)[0] == 200
+            assert hasty.request("GET", "/health", timeout=5)[0] == 200
     finally:
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (soft, hard))
     assert hasty.workers() == [worker]
