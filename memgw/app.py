@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from threading import BoundedSemaphore
 from time import monotonic
@@ -114,6 +115,7 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
         "memgw.status": Status(config, gateway),
         "memgw.readiness": Readiness(config, gateway),
         "memgw.census": Census(config, gateway),
+        "memgw.body_limits": partial(_most, config),
         "memgw.replays": Replays(config.data_dir),
         "memgw.pushes": Pushes(gateway, config.timeout_seconds),
     }
@@ -124,6 +126,11 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
     app.register_blueprint(bp)
     app.extensions["memgw.endpoints"] = {rule.rule for rule in app.url_map.iter_rules()}
     return app
+
+
+def _most(config: Config, path: str) -> int:
+    """Bytes of a request's body that are worth waiting for: one more than it may have."""
+    return 1 + (config.hook_max_bytes if path == "/hooks/push" and config.hook_secrets else config.max_body_bytes)
 
 
 def _admit(app: Flask, slots: int) -> None:

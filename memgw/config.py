@@ -149,7 +149,7 @@ class Config:
     bind: str = _setting("MEMGW_BIND", _bind, "127.0.0.1:8787")
     workers: int = _setting("MEMGW_WORKERS", _between(1, 64), 2)
     threads: int = _setting("MEMGW_THREADS", _between(8, 512), 64)
-    max_requests: int = _setting("MEMGW_MAX_REQUESTS", _between(0, 1_000_000_000), 0)
+    max_requests: int = _setting("MEMGW_MAX_REQUESTS", _between(0, 1_000_000_000), 100_000)
     remote_timeout_seconds: int = _setting("MEMGW_REMOTE_TIMEOUT_SECONDS", _between(1, 3600), 30)
     lock_timeout_seconds: int = _setting("MEMGW_LOCK_TIMEOUT_SECONDS", _between(1, 3600), 60)
     client_timeout_seconds: int = _setting("MEMGW_CLIENT_TIMEOUT_SECONDS", _between(1, 3600), 30)

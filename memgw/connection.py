@@ -2,6 +2,7 @@
 
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fcntl import ioctl
 from io import BytesIO
@@ -73,13 +74,14 @@ class Parsed:
 
 @dataclass(eq=False)
 class Connection:
-    """In the hands of the main loop, or of a thread; never of both."""
+    """In the hands of the main loop, or of a thread; never of both. `due`: bytes before which it is no use to parse."""
 
     socket: socket.socket
     client: Any
     server: Any
     until: float
-    data: bytes = b""
+    data: bytearray = field(default_factory=bytearray)
+    due: int = 0
     sock: Outlet = field(default_factory=Outlet)
     parser: Parsed | None = None
     requests: int = 0
@@ -126,21 +128,27 @@ class Connection:
         before, self.untaken = self.untaken, unpack("i", ioctl(self.socket, TIOCOUTQ, bytes(4)))[0]
         return self.untaken != before
 
-    def parse(self, cfg: Any, limit: int) -> None:
+    def parse(self, cfg: Any, limit: Callable[[str], int]) -> None:
         """Makes `parser` of a request that has arrived, or as much of it as anybody will look at. Raises NotYet.
 
-        `limit`: a larger body is refused by its Content-Length or, without one, by its first limit + 1 bytes.
+        `limit`: of a path's bodies, in bytes. A larger one is refused by its Content-Length or, without one, by its
+        first limit + 1 bytes.
         """
         here = Here()
         here.unread(self.data)
         request = None
         try:
             request = Request(cfg, here, self.client, self.requests + 1)
-            reader, body = request.body.reader, b""
-            too_large = isinstance(reader, LengthReader) and reader.length > limit
+            reader, most, body = request.body.reader, limit(request.path), b""
+            too_large = False
+            if isinstance(reader, LengthReader):
+                too_large = reader.length > most
+                self.due = 0 if too_large else len(self.data) - len(here.buf.getvalue()) + reader.length
+                if len(self.data) < self.due:
+                    raise NotYet
             if not too_large:
-                body = request.body.read(limit + 1)
-            if too_large or len(body) > limit:
+                body = request.body.read(most + 1)
+            if too_large or len(body) > most:
                 request.force_close()  # where the next request begins will not be known
             request.body = BytesIO(body)
             self.parser = Parsed(request)
@@ -154,5 +162,5 @@ class Connection:
         if request:
             request._expected_100_continue = False  # said already, or the client did not wait for it
         self.encouraged = False
-        self.data = here.take_buffered()
+        self.data, self.due = bytearray(here.take_buffered()), 0
         self.requests += 1

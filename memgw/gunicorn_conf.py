@@ -82,13 +82,13 @@ graceful_timeout = _config.timeout_seconds + 10
 # close it and not we: a request that crosses with our closing would be lost to a client that does not ask again.
 keepalive = 75
 
-# A worker does not grow (README), so that none is replaced for its age unless the operator wants it; the jitter keeps
-# two workers from being replaced at once.
+# A worker does not grow (README); should a library begin to leak, it does not for months. No request is lost by it. The
+# jitter keeps two workers from being replaced at once.
 max_requests = _config.max_requests
 max_requests_jitter = max_requests // 5
 
 # Of a request's head: no URL of ours is long, proxies add a dozen fields, and what has to be kept of a stalled one is
-# small. The body is bounded by MEMGW_MAX_BODY_BYTES.
+# small. The body is bounded by MEMGW_MAX_BODY_BYTES or MEMGW_HOOK_MAX_BYTES.
 limit_request_line = 4094
 limit_request_fields = 64
 limit_request_field_size = 8190

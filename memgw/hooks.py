@@ -41,9 +41,9 @@ def _delivery() -> Delivery:
     config: Config = current_app.extensions["memgw.config"]
     headers = {name.lower(): value for name, value in request.headers.items()}
     g.facts["forge"] = forges.sender(headers)
-    body = bodies.whole(request, config.hook_max_bytes)
     if not config.hook_secrets:
         raise HooksOff("hooks are not taken: MEMGW_HOOK_SECRET is not set")
+    body = bodies.whole(request, config.hook_max_bytes)
     form = request.mimetype == FORM
     delivery = forges.authenticate(
         headers, body, form=form, secrets=config.hook_secrets, window=config.hook_window_seconds, now=time()

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from gunicorn.workers.gthread import ThreadWorker
 
-from memgw.connection import Connection, NotYet
+from memgw.connection import PIECE, Connection, NotYet
 from memgw.problems import shape
 
 STOPPING = {signal.SIGTERM, signal.SIGQUIT, signal.SIGINT}
@@ -35,6 +35,8 @@ STOP = 2.0
 """Seconds that a worker which stops leaves to requests that are arriving, or may be."""
 UNTAKEN = 256 * 1024 * 1024
 """Bytes of answers that a worker keeps for clients that are slow to take them."""
+ARRIVING = 64 * 1024 * 1024
+"""Bytes of requests that a worker keeps until all of each is there."""
 TICK = 0.5
 
 
@@ -53,7 +55,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
 
     def run(self) -> None:
         self.patience: float = self.wsgi.extensions["memgw.config"].client_timeout_seconds
-        self.limit: int = self.wsgi.config["MAX_CONTENT_LENGTH"]
+        self.limits: Callable[[str], int] = self.wsgi.extensions["memgw.body_limits"]
         self.poller.register(self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks)
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
@@ -97,7 +99,14 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         if conn.receive():
             if begins:
                 conn.until = monotonic() + self.patience
-            self.hand_over(conn)
+            if not self.bound_arriving(conn):
+                self.close(conn)
+            elif len(conn.data) >= conn.due:
+                self.hand_over(conn)
+            elif conn.until <= monotonic():  # one that drips is seldom found waiting by a sweep
+                self.refuse(conn)
+            else:
+                self.wait(conn, selectors.EVENT_READ, self.read)
         elif conn.broken:
             self.close(conn)
         else:
@@ -110,7 +119,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
     def handle(self, conn: Connection) -> bool | None:
         """In a thread. Whether the connection is kept; None where the request has not arrived yet."""
         try:
-            conn.parse(self.cfg, self.limit)
+            conn.parse(self.cfg, self.limits)
         except NotYet:
             conn.send()
             return None
@@ -124,7 +133,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
             self.log.error("a connection is given up", exc_info=failed)
             self.close(conn)
         elif (keep := done.result()) is None:
-            if conn.until <= monotonic():  # one that drips is seldom found waiting by a sweep
+            if conn.until <= monotonic():  # likewise
                 self.refuse(conn)
             else:
                 self.wait(conn, selectors.EVENT_READ, self.read)
@@ -157,6 +166,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         if len(leaving) > 1 and sum(conn.sock.size() for conn in leaving) > UNTAKEN:
             self.close(leaving[0])
 
+    def bound_arriving(self, conn: Connection) -> bool:
+        """Whether there is room for what arrives on a connection. Only bodies of hooks are large."""
+        return len(conn.data) <= 2 * PIECE or sum(len(other.data) for other in self.connections) <= ARRIVING
+
     def part(self, conn: Connection) -> None:
         conn.until = monotonic() + PART
         try:
@@ -168,7 +181,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
 
     def drain(self, conn: Connection) -> None:
         conn.receive()
-        conn.data = b""
+        conn.data.clear()
         if conn.broken:
             self.close(conn)
         else:

@@ -10,14 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import gunicorn.config
 import pytest
+from gunicorn.http.message import Request
 
-from memgw.connection import Connection
-from memgw.worker import UNTAKEN, Worker
+from memgw import connection
+from memgw.connection import PIECE, Connection, NotYet
+from memgw.worker import ARRIVING, UNTAKEN, Worker
 from tests.actors import Server, Upstream, served, until
 
 HEAD = b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -258,6 +261,48 @@ def test_of_answers_that_are_not_taken_a_worker_keeps_so_much_and_always_one() -
         assert [conn.socket.fileno() >= 0 for conn in leaving] == [True, False, False]
         worker.poller.close()
         worker.tmp.close()
+
+
+def test_of_large_bodies_that_arrive_a_worker_keeps_so_much() -> None:
+    worker = Worker(1, os.getpid(), [], None, 1, gunicorn.config.Config(), None)
+    worker.poller = selectors.DefaultSelector()
+    arriving = []
+    with ExitStack() as stack:
+        for size in (ARRIVING // 2, ARRIVING // 2, 5 * PIECE, PIECE):
+            ours, theirs = socket.socketpair()
+            stack.enter_context(theirs)
+            conn = Connection(stack.enter_context(ours), None, None, inf, bytearray(size - 1), due=ARRIVING)
+            ours.setblocking(False)
+            worker.connections.add(conn)
+            theirs.sendall(b"x")
+            worker.read(conn)
+            arriving.append(conn)
+        assert [conn.socket.fileno() >= 0 for conn in arriving] == [True, True, False, True]
+        assert worker.connections == {arriving[0], arriving[1], arriving[3]}
+        worker.poller.close()
+        worker.tmp.close()
+
+
+def test_a_body_in_pieces_is_parsed_when_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(connection, "Request", lambda *args: parsed.append(args) or Request(*args))  # type: ignore[func-returns-value]
+    body = b"a" * 50
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        conn = Connection(ours, None, None, inf)
+        for piece in (post(body)[:-50], body[:49]):
+            theirs.sendall(piece)
+            assert conn.receive()
+        with pytest.raises(NotYet):
+            conn.parse(gunicorn.config.Config(), lambda path: 100 if path == "/query" else 1)
+        assert (conn.due, len(parsed)) == (len(post(body)), 1)
+        theirs.sendall(body[-1:] + b"POST")
+        assert conn.receive()
+        conn.parse(gunicorn.config.Config(), lambda path: 100)
+    assert conn.parser
+    assert next(conn.parser).body.read() == body
+    assert (bytes(conn.data), conn.due) == (b"POST", 0)
 
 
 def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(hasty: Server) -> None:

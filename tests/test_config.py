@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "bind": "127.0.0.1:8787",
     "workers": 2,
     "threads": 64,
-    "max_requests": 0,
+    "max_requests": 100_000,
     "remote_timeout_seconds": 30,
     "lock_timeout_seconds": 60,
     "client_timeout_seconds": 30,
