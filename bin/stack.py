@@ -136,7 +136,7 @@ def ready_to_start(config: Config) -> bool:
     """
     for name in ("logs", "run"):
         (config.data_dir / name).mkdir(parents=True, exist_ok=True)
-    if why := taken("127.0.0.1", config.mcp_port):
+    if why := taken(config.mcp_host, config.mcp_port):
         print(f"memgw: MEMGW_MCP_PORT: {why}: going on without qmd's MCP server", file=sys.stderr)
     if why := taken(*address(config)):
         print(f"memgw: MEMGW_BIND: {why}", file=sys.stderr)

@@ -97,6 +97,12 @@ def _bind(value: str) -> str:
     return value
 
 
+def _host(value: str) -> str:
+    if re.search(r"[\s/]", value):
+        raise ValueError("must be a host")
+    return value
+
+
 def _path(value: str) -> Path:
     try:
         return (ROOT / Path(_text(value)).expanduser()).resolve()
@@ -142,6 +148,7 @@ class Config:
     max_body_bytes: int = _setting("MEMGW_MAX_BODY_BYTES", _between(1024, 1_048_576), 65_536)
     disk_floor_mb: int = _setting("MEMGW_DISK_FLOOR_MB", _between(0, 100_000_000), 200)
     log_level: str = _setting("MEMGW_LOG_LEVEL", _one_of("DEBUG", "INFO", "WARNING", "ERROR"), "INFO")
+    mcp_host: str = _setting("MEMGW_MCP_HOST", _host, "127.0.0.1")
     mcp_port: int = _setting("MEMGW_MCP_PORT", _between(1, 65535), 8181)
     qmd: Path = _setting("MEMGW_QMD", _path, ROOT / "qmd/node_modules/@tobilu/qmd/dist/cli/qmd.js")
     node: str = _setting("MEMGW_NODE", _text, "")
