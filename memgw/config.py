@@ -84,6 +84,10 @@ def _branch(value: str) -> str:
         raise ValueError(f"must be a branch: {exc.detail}") from None
 
 
+def _branches(value: str) -> tuple[str, ...]:
+    return tuple(_branch(name.strip()) for name in value.split(","))
+
+
 def _prefix(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}", value):
         raise ValueError("must be 1 to 32 letters, digits, dashes or underscores")
@@ -150,6 +154,8 @@ class Config:
     log_level: str = _setting("MEMGW_LOG_LEVEL", _one_of("DEBUG", "INFO", "WARNING", "ERROR"), "INFO")
     mcp_host: str = _setting("MEMGW_MCP_HOST", _host, "127.0.0.1")
     mcp_port: int = _setting("MEMGW_MCP_PORT", _between(1, 65535), 8181)
+    warmup_branches: tuple[str, ...] = _setting("MEMGW_WARMUP_BRANCHES", _branches, ())
+    warmup_seconds: int = _setting("MEMGW_WARMUP_SECONDS", _between(1, 86_400), 60)
     qmd: Path = _setting("MEMGW_QMD", _path, ROOT / "qmd/node_modules/@tobilu/qmd/dist/cli/qmd.js")
     node: str = _setting("MEMGW_NODE", _text, "")
 
