@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv, brings Node where the machine has none of version 22 or later, and installs the pinned qmd; with
-# --dev also what the tests and checks need. All from locked versions. A second run does nothing.
+# --dev also what the tests and checks need, with --to-run only what this machine runs itself: containers bring Node and
+# qmd along. All from locked versions. A second run does nothing.
 set -euo pipefail
 
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
@@ -90,5 +91,7 @@ pip_install "$venv/.installed-runtime" requirements/runtime.txt
 if [[ ${1:-} == --dev ]]; then
   pip_install "$venv/.installed-dev" requirements/dev.txt
 fi
-install_node
-install_qmd
+if [[ ${1:-} != --to-run || $(bin/runtime.sh) != docker ]]; then
+  install_node
+  install_qmd
+fi
