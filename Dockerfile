@@ -47,7 +47,8 @@ COPY --from=build /opt/memgw/qmd/node_modules qmd/node_modules
 COPY qmd/package.json qmd/host.js qmd/operations.js qmd/stores.js qmd/
 COPY bin bin
 COPY memgw memgw
-RUN .venv/bin/python -m compileall -q memgw
+# A checkout made with a narrow umask is readable to its owner only.
+RUN chmod -R a+rX bin memgw qmd/*.js qmd/package.json && .venv/bin/python -m compileall -q memgw
 ENV PATH=/opt/memgw/.venv/bin:$PATH \
     HOME=/home/memgw \
     PYTHONUNBUFFERED=1 \

@@ -51,7 +51,6 @@ test: install-dev
 	$(PYTHON) -m pytest -n 3 --dist worksteal --cov --cov-report=term
 
 image-test: install-dev
-	@$(PYTHON) bin/minilm.py .cache/minilm-l6-v2-q8_0.gguf
 	@$(PYTHON) bin/image_test.py
 
 check: install-dev

@@ -196,6 +196,13 @@ def test_what_is_copied_reaches_the_builder_and_secrets_do_not() -> None:
     assert not [rule for rule in allowed if rule.startswith((".env", "data", ".git", ".cache"))]
 
 
+def test_what_the_image_test_lacks_is_told(tmp_path: Path) -> None:
+    environ = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "bin/image_test.py"], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "image-test: there is no buildah: apt install buildah debootstrap git\n"
+
+
 @pytest.mark.parametrize("gpu", [[], ["cuda"]])
 def test_the_lock_of_an_image_has_the_builds_that_it_uses(gpu: list[str], tmp_path: Path) -> None:
     text = (ROOT / "qmd" / "package-lock.json").read_text("utf-8")
