@@ -10,11 +10,19 @@ PATHS = ("GIT_REMOTE_URL", "QMD_EMBED_MODEL_URI", "QMD_RERANK_MODEL_URI", "QMD_G
 
 
 def command(*words: str) -> list[str]:
-    """`docker compose …`. Without GPU=1 Compose itself finds the operator's compose.override.yaml, or COMPOSE_FILE."""
+    """`docker compose …`, which gets `variables` and no .env. Without GPU=1 it finds the operator's
+    compose.override.yaml, or what COMPOSE_FILE names, by itself."""
     files = ["compose.yaml", "compose.gpu.yaml"] if os.environ.get("GPU") == "1" else []
     if files and (ROOT / "compose.override.yaml").exists():
         files.append("compose.override.yaml")
-    return ["docker", "compose", *(word for file in files for word in ("--file", file)), *words]
+    return [
+        "docker",
+        "compose",
+        "--env-file",
+        "/dev/null",
+        *(word for file in files for word in ("--file", file)),
+        *words,
+    ]
 
 
 def variables(config: Config, stop_seconds: int) -> dict[str, str]:

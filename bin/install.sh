@@ -81,6 +81,8 @@ install_qmd() {
 }
 
 command -v git >/dev/null || die 'git is needed and was not found'
+runtime=local
+[[ ${1:-} != --to-run ]] || runtime=$(bin/runtime.sh)
 # One at a time: make -j, or a second terminal.
 if command -v flock >/dev/null; then
   exec 9>"$root/.install.lock"
@@ -91,7 +93,7 @@ pip_install "$venv/.installed-runtime" requirements/runtime.txt
 if [[ ${1:-} == --dev ]]; then
   pip_install "$venv/.installed-dev" requirements/dev.txt
 fi
-if [[ ${1:-} != --to-run || $(bin/runtime.sh) != docker ]]; then
+if [[ $runtime == local ]]; then
   install_node
   install_qmd
 fi

@@ -14,6 +14,7 @@ from memgw.config import ROOT
 from tests.actors import Server, Upstream
 from tests.test_stack import Stack, stack  # noqa: F401  the fixture
 
+BEGIN = ["compose", "--env-file", "/dev/null"]
 REMOTE = {"GIT_REMOTE_URL": "https://git.example.com/memory.git"}
 HANDED_ON = ("GIT_REMOTE_URL", "QMD_EMBED_MODEL_URI", "MEMGW_STOP_SECONDS", "MEMGW_BIND", "MEMGW_LOG_LEVEL")
 
@@ -28,7 +29,7 @@ class Docker:
         program = folder / "docker"
         program.write_text(
             f"#!/bin/sh\n{sys.executable} -c '{note}' \"$@\" >> '{folder}/calls'\n"
-            f"word=$1; [ \"$1\" != compose ] || word=$2\n[ ! -e '{folder}/fails-'$word ]\n"
+            f"for word; do [ ! -e '{folder}/fails-'$word ] || exit 1; done\n"
         )
         program.chmod(0o755)
 
@@ -36,13 +37,13 @@ class Docker:
         (self.folder / f"fails-{word}").touch()
 
     def calls(self) -> list[tuple[list[str], dict[str, str]]]:
-        """Arguments and environment of each call but for those that ask whether it is there."""
+        """Environment and arguments of each call for Compose, but for those that are always the same."""
         try:
             lines = (self.folder / "calls").read_text().splitlines()
         except FileNotFoundError:
             return []
         noted = [json.loads(line) for line in lines]
-        return [(words, environ) for words, environ in noted if words not in (["info"], ["compose", "version"])]
+        return [(words[3:], environ) for words, environ in noted if words[:3] == BEGIN]
 
     def asked(self) -> list[list[str]]:
         return [words for words, _ in self.calls()]
@@ -85,7 +86,7 @@ def test_up_builds_and_starts_and_ends_with_an_answer(docker: Docker, server: Se
     assert done.returncode == 0, done.stderr
     assert str(upstream.tip("main")) in done.stdout
     [(words, handed_on)] = docker.calls()
-    assert words == ["compose", "up", "--detach", "--build"]
+    assert words == ["up", "--detach", "--build"]
     assert handed_on["GIT_REMOTE_URL"] == remote
     assert handed_on["MEMGW_STOP_SECONDS"] == "920"
 
@@ -99,15 +100,15 @@ def test_gpu_adds_the_override_and_that_of_the_operator_wins(docker: Docker, che
     files = ["--file", "compose.yaml", "--file", "compose.gpu.yaml"]
     logs = ["logs", "--follow", "--tail", "40"]
     assert docker.asked() == [
-        ["compose", *files, *logs],
-        ["compose", *files, "--file", "compose.override.yaml", *logs],
-        ["compose", *logs],  # Compose finds the override by itself
+        [*files, *logs],
+        [*files, "--file", "compose.override.yaml", *logs],
+        [*logs],  # Compose finds the override by itself
     ]
 
 
 def test_down_takes_warmup_along(docker: Docker) -> None:
     assert run(docker, "bin/stack.py down", REMOTE).returncode == 0
-    assert docker.asked() == [["compose", "--profile", "warmup", "down"]]
+    assert docker.asked() == [["--profile", "warmup", "down"]]
 
 
 def test_paths_below_data_are_the_same_in_the_containers(docker: Docker, checkout: Path) -> None:
@@ -118,7 +119,7 @@ def test_paths_below_data_are_the_same_in_the_containers(docker: Docker, checkou
     )
     assert run(docker, "bin/stack.py serve", {}, checkout=checkout).returncode == 0
     [(words, handed_on)] = docker.calls()
-    assert words == ["compose", "up", "--build"]
+    assert words == ["up", "--build"]
     assert [handed_on[name] for name in HANDED_ON] == [
         "data/remote-memory.git",
         "data/models/m.gguf",
@@ -139,13 +140,13 @@ def test_a_remote_that_no_container_sees_is_told(docker: Docker, checkout: Path,
     (checkout / "compose.override.yaml").touch()
     docker.fails("up")
     assert run(docker, "bin/stack.py up", environ, checkout=checkout).returncode == 1
-    assert ["compose", "up", "--detach", "--build"] in docker.asked()
+    assert ["up", "--detach", "--build"] in docker.asked()
 
 
 def test_auto_takes_docker_where_its_engine_answers(docker: Docker) -> None:
     done = run(docker, "bin/stack.py down", REMOTE, runtime="auto")
     assert (done.returncode, done.stdout) == (0, "memgw: runtime docker\n")
-    assert docker.asked() == [["compose", "--profile", "warmup", "down"]]
+    assert docker.asked() == [["--profile", "warmup", "down"]]
 
 
 @pytest.mark.parametrize("missing", ["info", "version"])
@@ -166,7 +167,12 @@ def test_auto_stays_local_while_the_local_stack_runs(docker: Docker, stack: Stac
 
 def test_another_runtime_is_refused(docker: Docker) -> None:
     done = run(docker, "bin/stack.py up", REMOTE, runtime="podman")
-    assert (done.returncode, done.stderr) == (2, "memgw: RUNTIME: must be auto, docker or local, not podman\n")
+    refused = (2, "memgw: RUNTIME: must be auto, docker or local, not podman\n")
+    assert (done.returncode, done.stderr) == refused
+    environ = {**os.environ, "RUNTIME": "podman"}
+    command = ["bash", "bin/install.sh", "--to-run"]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == refused
 
 
 def test_smoke_restarts_the_gateways_container(docker: Docker, server: Server, upstream: Upstream) -> None:
@@ -174,7 +180,7 @@ def test_smoke_restarts_the_gateways_container(docker: Docker, server: Server, u
     done = run(docker, "bin/smoke.py", server.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 of 8" in done.stdout
-    assert docker.asked() == [["compose", "restart", "gateway"]]
+    assert docker.asked() == [["restart", "gateway"]]
 
 
 @pytest.mark.parametrize(("runtime", "installs"), [("docker", False), ("local", True)])
