@@ -1,7 +1,7 @@
 # Read by the entrypoints of both containers: folders that are mounted can be written to, or one line says what to do.
 # qmd's cache and config are volumes of their own, and part of the data tree.
 
-for folder in "${MEMGW_DATA_DIR:=/data}" /var/lib/qmd/cache /var/lib/qmd/config; do
+for folder in /var/lib/qmd/cache /var/lib/qmd/config "${MEMGW_DATA_DIR:=/data}"; do
   if [[ ! -d $folder && $folder == /var/lib/qmd/* ]]; then
     continue # outside of a container there is only the data tree
   fi

@@ -114,7 +114,7 @@ def test_down_takes_warmup_along(docker: Docker) -> None:
 def test_paths_below_data_are_the_same_in_the_containers(docker: Docker, checkout: Path) -> None:
     model = checkout / "data" / "models" / "m.gguf"
     (checkout / ".env").write_text(
-        f"GIT_REMOTE_URL=data/remote-memory.git\nQMD_EMBED_MODEL_URI={model}\nMEMGW_BIND=localhost:8080\n"
+        f"GIT_REMOTE_URL=file://{checkout}/data/remote-memory.git\nQMD_EMBED_MODEL_URI={model}\nMEMGW_BIND=localhost:8080\n"
         "MEMGW_LOG_LEVEL=DEBUG\n"
     )
     assert run(docker, "bin/stack.py serve", {}, checkout=checkout).returncode == 0
@@ -129,11 +129,21 @@ def test_paths_below_data_are_the_same_in_the_containers(docker: Docker, checkou
     ]
 
 
-@pytest.mark.parametrize("remote", ["/srv/git/memory.git", "file:///srv/git/memory.git", "../memory.git"])
-def test_a_remote_that_no_container_sees_is_told(docker: Docker, checkout: Path, remote: str) -> None:
-    environ = {"GIT_REMOTE_URL": remote}
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"GIT_REMOTE_URL": "/srv/git/memory.git"},
+        {"GIT_REMOTE_URL": "file:///srv/git/memory.git"},
+        {"GIT_REMOTE_URL": "../memory.git"},
+        {"QMD_EMBED_MODEL_URI": "/srv/m.gguf"},
+    ],
+)
+def test_a_path_that_no_container_sees_is_told(docker: Docker, checkout: Path, setting: dict[str, str]) -> None:
+    environ = REMOTE | setting
     told = run(docker, "bin/stack.py up", environ, checkout=checkout)
     assert told.returncode == 2
+    [name] = setting
+    assert told.stderr.startswith(f"memgw: {name}: /")
     assert "is in no container: mount it in compose.override.yaml" in told.stderr
     assert docker.calls() == []
     assert run(docker, "bin/stack.py down", environ, checkout=checkout).returncode == 0
