@@ -208,7 +208,7 @@ def main() -> int:
             begun = monotonic()
             base = builder.base()
             print(f"image-test: base: {builder.size(base):.0f} MB, {monotonic() - begun:.0f} s", flush=True)
-            settings = settings_of_this_machine(folder / "settings")
+            settings = settings_of_this_machine(Path(scratch) / "settings")
             images = {}
             for target in ("gateway", "qmd"):
                 begun = monotonic()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from uuid import uuid4
@@ -98,8 +99,8 @@ class Builder:
 
 def settings_of_this_machine(folder: Path) -> list[str]:
     """Mounts that let pip and npm in the builder reach what they reach here."""
-    folder.mkdir(exist_ok=True)
-    mounts = {folder: SETTINGS}
+    folder.mkdir(mode=0o700)  # a registry's password may be among them
+    mounts: dict[Path, str] = {}
 
     def moved(value: str) -> str:
         """The value, with each path of this machine as one in the builder."""
@@ -108,7 +109,8 @@ def settings_of_this_machine(folder: Path) -> list[str]:
             path = Path(word.removeprefix("file://"))
             if path.is_absolute() and path.exists():
                 mounted = path.parent if word.startswith("file://") else path  # an index names files beside it
-                place = mounts.setdefault(mounted, f"{SETTINGS}-{len(mounts)}")
+                # Layers that are kept have the mount points in them: a name is always that of one path.
+                place = mounts.setdefault(mounted, f"{SETTINGS}-{sha256(bytes(mounted)).hexdigest()[:12]}")
                 word = word.replace(str(mounted), place)
             words.append(word)
         return " ".join(words)

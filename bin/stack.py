@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,6 +51,9 @@ def chosen_runtime(config: Config) -> str:
 
 def docker(command: str, config: Config) -> int:
     """The same commands for the containers of compose.yaml."""
+    if not shutil.which("docker"):
+        print("memgw: RUNTIME: there is no docker here", file=sys.stderr)
+        return 2
     if command in ("up", "serve") and (why := containers.problem(config)):
         print(f"memgw: {why}", file=sys.stderr)
         return 2

@@ -185,6 +185,15 @@ def test_another_runtime_is_refused(docker: Docker) -> None:
     assert (done.returncode, done.stderr) == refused
 
 
+def test_without_docker_that_is_told(docker: Docker) -> None:
+    (docker.folder / "docker").unlink()
+    (docker.folder / "bash").symlink_to(str(shutil.which("bash")))
+    environ = {**os.environ, **REMOTE, "PATH": str(docker.folder), "RUNTIME": "docker"}
+    command = [sys.executable, "bin/stack.py", "up"]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "memgw: RUNTIME: there is no docker here\n")
+
+
 def test_smoke_restarts_the_gateways_container(docker: Docker, server: Server, upstream: Upstream) -> None:
     upstream.commit("main", {"deploy.md": "# Deploy\n\nWe deploy on Tuesdays.\n"})
     done = run(docker, "bin/smoke.py", server.environ)
