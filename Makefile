@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 export RUNTIME GPU
 
-.PHONY: help install install-dev install-to-run bootstrap up down serve logs smoke test image-test check bench eval models
+.PHONY: help install install-dev install-to-run bootstrap up down serve logs smoke test image-test check bench eval models gc
 
 help:
 	@echo 'make up       install, make the demo remote if there is no .env, start, ask one question (RUNTIME=docker, GPU=1)'
@@ -14,6 +14,7 @@ help:
 	@echo 'make bench    memgw beside a shell loop and the floor (QUICK=1, PEERS=1, STRICT=1, SIZES=…, ONLY=…, OUT=…, BENCH_DIR=…)'
 	@echo 'make eval     how well answers are found, beside qmd itself and grep (STRICT=1, OUT=…)'
 	@echo 'make models   fetch the models ahead of time; MODEL=minilm: a small one that needs no model hub'
+	@echo 'make gc       housekeeping now: what is not needed any more goes, and what that freed is printed'
 	@echo 'make install  only .venv, Node if there is none >= 22, and the pinned qmd'
 
 install:
@@ -45,6 +46,9 @@ smoke: install-to-run bootstrap
 
 models: install bootstrap
 	@$(PYTHON) bin/models.py $(MODEL)
+
+gc: install bootstrap
+	@$(PYTHON) bin/housekeeping.py
 
 test: install-dev
 	@$(PYTHON) bin/minilm.py .cache/minilm-l6-v2-q8_0.gguf

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What qmd's container begins with: the warm host, what makes vectors outside of requests, and qmd's MCP server, under one
+# What qmd's container begins with: the warm host, what is done outside of requests, and qmd's MCP server, under one
 # supervisor. Another command in place of it may follow.
 set -euo pipefail
 cd "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")"

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
-from hashlib import sha256
+from pathlib import Path
 from threading import BoundedSemaphore
 from time import monotonic
 from uuid import uuid4
@@ -15,17 +15,28 @@ from memgw.census import Census
 from memgw.config import Config
 from memgw.engine import Engine
 from memgw.errors import WorkspaceBusy
+from memgw.forges import UNKNOWN
 from memgw.gateway import Gateway
-from memgw.host import Host, QmdAuto, QmdHost
+from memgw.hooks import ENDPOINT as HOOKS
+from memgw.host import Host
+from memgw.housekeeping import STEP_SECONDS, Bounds, Housekeeper
 from memgw.layout import Layout, UpdateOn
 from memgw.mirror import Mirror
+from memgw.pushes import Pushes
 from memgw.qmd import QmdCli
 from memgw.readiness import Readiness
 from memgw.remote import Remote
+from memgw.replays import Replays
 from memgw.status import Status
 from memgw.views import bp
+from memgw.warm import QmdAuto, QmdHost
 
 SPARE_THREADS = 4
+
+HOOKS_AT_ONCE = 2
+HOOK_PATIENCE_SECONDS = 0.5
+"""Hooks take some milliseconds each: two of the spare threads do for them, so that no question keeps a hook out, nor a
+hook a question. Only of a burst that these can't take do some go where questions go."""
 
 requests_log = logging.getLogger(logs.REQUESTS)
 
@@ -58,16 +69,26 @@ def create_gateway(config: Config, environ: Mapping[str, str]) -> Gateway:
     )
     remote = Remote(config.data_dir, config.remote_url, environ, timeout=config.remote_timeout_seconds)
     mirror = Mirror(config.data_dir, remote, lock_timeout=config.lock_timeout_seconds)
-    return Gateway(layout, mirror, remote, create_engine(config, environ), config.models)
+    return Gateway(layout, mirror, remote, create_engine(config, environ, layout.nursery), config.models)
 
 
-def create_engine(config: Config, environ: Mapping[str, str]) -> Engine:
-    """The one that QMD_ENGINE says."""
+def create_housekeeper(config: Config, gateway: Gateway) -> Housekeeper:
+    patience = min(config.lock_timeout_seconds, config.timeout_seconds)
+    bounds = Bounds(
+        gone_seconds=config.gone_branch_hours * 3600,
+        max_workspaces=config.max_workspaces,
+        max_bytes=config.max_disk_mb * 1_000_000,
+        request_seconds=config.timeout_seconds,
+        step_seconds=min(STEP_SECONDS, max(patience / 2, 1.0)),
+    )
+    return Housekeeper(gateway, bounds)
+
+
+def create_engine(config: Config, environ: Mapping[str, str], nursery: Path) -> Engine:
+    """The one that QMD_ENGINE says; `nursery`: where it keeps vectors for all branches."""
     cli = create_cli(config, environ)
     if config.engine == "cli":
         return cli
-    model = sha256(config.models.embed.encode()).hexdigest()[:12]
-    nursery = config.data_dir / "qmd-cache" / "vectors" / f"{model}.sqlite"
     host = QmdHost(Host(config.host_socket), cli, cli.settings, nursery)
     return host if config.engine == "host" else QmdAuto(host, cli)
 
@@ -78,10 +99,11 @@ def create_cli(config: Config, environ: Mapping[str, str]) -> QmdCli:
 
 def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
     """The WSGI application. Makes the data directory; asks nothing of Git or qmd yet."""
-    logs.configure(config.log_level, logs.secrets_of(config.remote_url))
+    secrets = [*config.hook_secrets, *logs.secrets_of(config.remote_url)]
+    logs.configure(config.log_level, sorted(secrets, key=len, reverse=True))
     config.data_dir.mkdir(parents=True, exist_ok=True)
     app = Flask("memgw", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes + 1  # see schemas.read
+    app.config["MAX_CONTENT_LENGTH"] = config.max_body_bytes + 1  # see bodies.whole
     app.json.ensure_ascii = False  # type: ignore[attr-defined]
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.json.compact = True  # type: ignore[attr-defined]
@@ -92,6 +114,8 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
         "memgw.status": Status(config, gateway),
         "memgw.readiness": Readiness(config, gateway),
         "memgw.census": Census(config, gateway),
+        "memgw.replays": Replays(config.data_dir),
+        "memgw.pushes": Pushes(gateway, config.timeout_seconds),
     }
     problems.init_app(app)
     app.before_request(_begin)
@@ -105,19 +129,22 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
 def _admit(app: Flask, slots: int) -> None:
     """Lets so many requests of this process work at once, so that the rest of the threads can answer /health and
     /status whatever the others wait for."""
-    free = BoundedSemaphore(slots)
+    free, for_hooks = BoundedSemaphore(slots), BoundedSemaphore(HOOKS_AT_ONCE)
 
     @app.before_request
     def enter() -> None:
         if request.method == "POST":
-            if not free.acquire(blocking=False):
+            if request.endpoint == HOOKS and for_hooks.acquire(timeout=HOOK_PATIENCE_SECONDS):
+                g.admitted = for_hooks
+            elif free.acquire(blocking=False):
+                g.admitted = free
+            else:
                 raise WorkspaceBusy("too many requests are at work at once", retry_after=1)
-            g.admitted = True
 
     @app.teardown_request
     def leave(_: BaseException | None) -> None:
-        if g.pop("admitted", False):
-            free.release()
+        if slots := g.pop("admitted", None):
+            slots.release()
         logs.request_id.set("")
 
 
@@ -135,6 +162,8 @@ def _end(response: Response) -> Response:
     seconds = monotonic() - g.arrived
     endpoint = request.path if request.path in current_app.extensions["memgw.endpoints"] else "other"
     metrics.request(endpoint, response.status_code, seconds, spent)
+    if request.endpoint == HOOKS and (outcome := g.get("code") or g.facts.get("outcome")):
+        metrics.hook(g.facts.get("forge", UNKNOWN), outcome)
     facts = {
         "method": request.method,
         "path": request.path,

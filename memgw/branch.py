@@ -14,6 +14,11 @@ MAX_WORKSPACE_BYTES = 100
 # git check-ref-format(1), rules 1 to 10, and git branch's own refusal of a leading dash
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-/]|[/.]$|(^|/)\.|\.lock(/|$)")
 
+WORKSPACE = re.compile(
+    r"main|memory-[0-9]{4}-[0-9]{2}|task-[A-Za-z0-9][A-Za-z0-9._-]{0,94}|[A-Za-z0-9_][A-Za-z0-9_-]{0,59}~[0-9a-f]{12}"
+)
+"""What `Branch.workspace` may be: whatever else lies beside workspaces is not ours."""
+
 _MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -53,6 +58,14 @@ class Branch:
             except InvalidBranch as exc:
                 raise InvalidProfile(f"the task's id can't be a branch: {exc.detail}") from None
         raise InvalidProfile("a profile is stable, monthly-YYYY-MM or task-<id>")
+
+    @property
+    def has_profile(self) -> bool:
+        """Whether a memory profile stands for it."""
+        group, slash, rest = self.name.partition("/")
+        if group == "memory":
+            return bool(_MONTH.fullmatch(rest))
+        return self.name == "main" or (group == "task" and bool(slash))
 
     @property
     def ref(self) -> str:

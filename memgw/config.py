@@ -12,6 +12,7 @@ from dotenv import dotenv_values
 
 from memgw.branch import Branch
 from memgw.errors import InvalidBranch
+from memgw.forges import SIGNING_PREFIX, signing_key
 from memgw.layout import UpdateOn
 from memgw.models import Models, Role
 
@@ -94,6 +95,17 @@ def _prefix(value: str) -> str:
     return value
 
 
+def _secret(value: str) -> str:
+    if not re.fullmatch("[ -~]{8,256}", value):
+        raise ValueError("must be 8 to 256 ASCII letters, digits, signs and spaces")
+    if value.startswith(SIGNING_PREFIX):
+        try:
+            signing_key(value)
+        except ValueError:
+            raise ValueError(f"must be whole: {SIGNING_PREFIX} and base64 of 24 bytes or more") from None
+    return value
+
+
 def _bind(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or re.search(r"\s", value) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
@@ -150,8 +162,16 @@ class Config:
     remote_timeout_seconds: int = _setting("MEMGW_REMOTE_TIMEOUT_SECONDS", _between(1, 3600), 30)
     lock_timeout_seconds: int = _setting("MEMGW_LOCK_TIMEOUT_SECONDS", _between(1, 3600), 60)
     max_body_bytes: int = _setting("MEMGW_MAX_BODY_BYTES", _between(1024, 1_048_576), 65_536)
+    hook_secret: str = _setting("MEMGW_HOOK_SECRET", _secret, "")
+    hook_secret_old: str = _setting("MEMGW_HOOK_SECRET_OLD", _secret, "")
+    hook_window_seconds: int = _setting("MEMGW_HOOK_WINDOW_SECONDS", _between(1, 86_400), 300)
+    hook_max_bytes: int = _setting("MEMGW_HOOK_MAX_BYTES", _between(65_536, 26_214_400), 5_242_880)
     disk_floor_mb: int = _setting("MEMGW_DISK_FLOOR_MB", _between(0, 100_000_000), 200)
     log_level: str = _setting("MEMGW_LOG_LEVEL", _one_of("DEBUG", "INFO", "WARNING", "ERROR"), "INFO")
+    gone_branch_hours: int = _setting("MEMGW_GONE_BRANCH_HOURS", _between(0, 8760), 24)
+    max_workspaces: int = _setting("MEMGW_MAX_WORKSPACES", _between(0, 1_000_000), 0)
+    max_disk_mb: int = _setting("MEMGW_MAX_DISK_MB", _between(0, 100_000_000), 0)
+    housekeeping_minutes: int = _setting("MEMGW_HOUSEKEEPING_MINUTES", _between(0, 10_080), 10)
     mcp_host: str = _setting("MEMGW_MCP_HOST", _host, "127.0.0.1")
     mcp_port: int = _setting("MEMGW_MCP_PORT", _between(1, 65535), 8181)
     warmup_branches: tuple[str, ...] = _setting("MEMGW_WARMUP_BRANCHES", _branches, ())
@@ -181,6 +201,11 @@ class Config:
     def models(self) -> Models:
         roles = {Role.EMBED: self.embed_model, Role.RERANK: self.rerank_model, Role.GENERATE: self.generate_model}
         return Models({role: uri for role, uri in roles.items() if uri}, self.data_dir / "qmd-cache" / "qmd" / "models")
+
+    @property
+    def hook_secrets(self) -> list[str]:
+        """Those that are set; each holds."""
+        return [secret for secret in (self.hook_secret, self.hook_secret_old) if secret]
 
     @property
     def gpu(self) -> dict[str, str]:

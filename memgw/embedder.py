@@ -1,21 +1,17 @@
-"""`python -m memgw.embedder`: makes the vectors that requests left for later. One for all gateways of a data directory.
+"""Makes the vectors that requests left for later. One for all gateways of a data directory (see background.py).
 
 It takes the workspaces in turns, those synced last first, some seconds each; it starts where it was after a crash,
 since the indexes themselves say what they lack.
 """
 
 import logging
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from time import monotonic, sleep
+from math import inf
+from time import monotonic
 
-from memgw import logs, vectors
-from memgw.app import create_gateway
+from memgw import vectors
 from memgw.branch import Branch
-from memgw.config import load_or_exit
 from memgw.deadline import Deadline
 from memgw.errors import IndexDamaged, InvalidBranch, MemgwError
 from memgw.gateway import Gateway
@@ -25,7 +21,6 @@ from memgw.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_SECONDS = 2.0
 TURN_SECONDS = 5.0
 MOST_SECONDS = 60.0
 """A turn in which nothing was done is followed by one of twice the time, up to this: loading a model takes its time."""
@@ -42,12 +37,15 @@ class Embedder:
         self._resting: dict[str, float] = {}
         self._turns: dict[str, float] = {}
 
-    def turn(self) -> bool:
-        """Some seconds for each workspace that lacks vectors; whether there was any work."""
+    def turn(self, until: float = inf) -> bool:
+        """Some seconds for each workspace that lacks vectors, begun before the moment `until`; whether there was any
+        work."""
         worked = False
         if self._gateway.models.why_not(Role.EMBED):
             return False
         for workspace, stamp in self._waiting():
+            if monotonic() >= until:
+                return True
             worked |= self._embed(workspace, stamp)
         return worked
 
@@ -77,20 +75,3 @@ class Embedder:
             log.warning("embedding_failed", extra={"branch": workspace.branch.name}, exc_info=exc)
         self._resting[workspace.name] = monotonic() + REST_SECONDS
         return False
-
-
-def main() -> int:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # what is half done is left as a kill would leave it, or better
-    config = load_or_exit(os.environ)
-    logs.configure(config.log_level, logs.secrets_of(config.remote_url))
-    embedder = Embedder(create_gateway(config, os.environ))
-    parent = os.getppid()
-    while os.getppid() == parent:  # a killed supervisor leaves nothing behind
-        if not embedder.turn():
-            sleep(LOOK_EVERY_SECONDS)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """What memgw asks of a search engine. `QmdCli` is the reference; a faster one has to give the same answers."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -106,6 +106,15 @@ class Engine(Protocol):
     def adopt(self, place: Place, made: Path | None, deadline: Deadline, held: int) -> str:
         """Brings what `embed` made into the index, and returns the file that this is in then. A writer; it is done in
         the deadline's time; what was done stays when it fails."""
+        ...
+
+    def prune(self, place: Place, drop: Collection[str], deadline: Deadline) -> None:
+        """Forgets vectors, kept for all branches, of texts that no index has, by content hash. Changes no index;
+        `place`: of any."""
+        ...
+
+    def clean(self, place: Place, deadline: Deadline, held: int) -> str:
+        """Takes out of the index what no document needs, makes the file small, and returns it. A writer, likewise."""
         ...
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:

@@ -19,6 +19,9 @@
     ├── WorkspaceBusy           another request holds the workspace for too long
     ├── DeadlineExceeded        the time of the request is used up
     ├── StorageFull             no space is left under the data directory
+    ├── HooksOff                no secret is set to know a forge by
+    ├── HookUnauthorized        a hook was not made, or not lately, by somebody who knows the secret
+    ├── HookReplayed            a hook was taken before
     └── Damaged                 something under the data directory is broken
         ├── MirrorDamaged       …: throw it away and make it again
         ├── WorktreeDamaged
@@ -114,6 +117,15 @@ class DeadlineExceeded(MemgwError): ...
 
 
 class StorageFull(MemgwError): ...
+
+
+class HooksOff(MemgwError): ...
+
+
+class HookUnauthorized(MemgwError): ...
+
+
+class HookReplayed(MemgwError): ...
 
 
 class Damaged(MemgwError): ...

@@ -4,10 +4,14 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from errno import ENOENT, ENOTEMPTY
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import time
+
+_TRIES = 5
 
 
 def replace(path: Path, text: str) -> None:
@@ -58,8 +62,16 @@ def remove(path: Path) -> None:
         for name in below:
             inner = os.path.join(folder, name)
             if not os.path.islink(inner):
-                os.chmod(inner, stat.S_IRWXU)
-    shutil.rmtree(path)
+                with suppress(FileNotFoundError):
+                    os.chmod(inner, stat.S_IRWXU)
+    for left in reversed(range(_TRIES)):
+        try:
+            return shutil.rmtree(path)
+        except OSError as exc:  # others still put something in, or take it out: a reader that makes what he lacks
+            if exc.errno not in (ENOTEMPTY, ENOENT) or not left:
+                raise
+            if not path.exists():
+                return
 
 
 def make_folder(path: Path) -> None:
@@ -78,6 +90,40 @@ def is_full(path: Path) -> bool:
     """Whether next to nothing more can be written where `path` is; some programs fail there without saying why."""
     space = os.statvfs(path)
     return space.f_bavail * space.f_frsize < 1024 * 1024 or (space.f_files > 0 and space.f_favail < 16)
+
+
+def free(path: Path) -> int:
+    """Bytes that we can still write where `path` is."""
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize
+
+
+def space(*paths: Path, freed: bool = False) -> int:
+    """Bytes that `paths` and all below them take on disk: blocks, each file once however many names it has.
+
+    `freed`: what removing them would give back, since a file that has a name elsewhere stays.
+    """
+    names: dict[tuple[int, int], int] = {}
+    total = 0
+    for found in _entries(paths):
+        file = found.st_dev, found.st_ino
+        names[file] = names.get(file, 0) + 1
+        if stat.S_ISDIR(found.st_mode) or names[file] == (found.st_nlink if freed else 1):
+            total += found.st_blocks * 512
+    return total
+
+
+def _entries(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Of all files and folders; those that vanish meanwhile are left out."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path.lstat()
+        if path.is_symlink():
+            continue
+        for folder, folders, names in os.walk(path):
+            for name in folders + names:
+                with suppress(FileNotFoundError):
+                    yield os.lstat(os.path.join(folder, name))
 
 
 def size(path: Path) -> int:

@@ -140,7 +140,11 @@ class Gateway:
         """Brings the branch's workspace to its newest commit without searching."""
         workspace = self.workspace(branch)
         with self._noting_errors(workspace):
-            before = workspace.state().stamp
+            state = workspace.state()
+            if state.synced_at and not state.stamp:  # it may be taken back for a moment, and come again
+                with workspace.hold(deadline):
+                    state = workspace.state()
+            before = state.stamp
             fresh = self._fresh(workspace, deadline)
             fresh = replace(fresh, stamp=self.ladder.vectorized(workspace, fresh.stamp, deadline))
             commit, previous = fresh.stamp.commit, before.commit if before else None
@@ -180,6 +184,7 @@ class Gateway:
                 if not stamp:
                     stamp, asked_at = Syncer(workspace, hold).bring(asked.commit, asked.at)
         workspace.record.note_asked(asked_at, stamp.commit)
+        workspace.record.note_used()
         return Fresh(stamp, asked_at, asked=True)
 
     def _as_it_stands(self, workspace: Workspace, deadline: Deadline, held: Held | None) -> Fresh | None:
@@ -192,6 +197,7 @@ class Gateway:
                     stamp, _ = Syncer(workspace, hold).bring(tip, state.synced_at)
         if not stamp:
             return None
+        workspace.record.note_used()
         return Fresh(stamp, workspace.synced_at() or now(), asked=False)
 
     def _ahead(self, workspace: Workspace, ask: Asking, deadline: Deadline) -> Ahead | None:

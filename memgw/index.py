@@ -85,6 +85,17 @@ class IndexFolder:
         with self._open(file) as db:
             return _number(db, "SELECT count(DISTINCT hash) FROM documents WHERE active = 1")
 
+    def texts(self, file: str) -> set[str]:
+        """The hashes of all contents. Raises IndexDamaged."""
+        with self._open(file) as db:
+            return {row[0] for row in db.execute("SELECT DISTINCT hash FROM documents WHERE active = 1")}
+
+    def embedded(self, file: str, before: str) -> set[str]:
+        """The hashes of contents that had a vector `before` a moment (ISO 8601, UTC). Raises IndexDamaged."""
+        with self._open(file) as db:
+            rows = db.execute("SELECT hash FROM content_vectors GROUP BY hash HAVING max(embedded_at) < ?", (before,))
+            return {row[0] for row in rows}
+
     def bodies(self, file: str, paths: Sequence[str]) -> dict[str, str]:
         """The whole text of documents, by path. Raises IndexDamaged when one is not there."""
         with self._open(file) as db:

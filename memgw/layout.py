@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 
 from memgw import files
+from memgw.branch import WORKSPACE
 from memgw.index import Counts
 
 _FOLDERS = (
@@ -15,6 +17,8 @@ _FOLDERS = (
     "qmd-config/home",
     "state",
     "state/notes",
+    "state/used",
+    "state/housekeeping",
     "locks",
     "locks/workspaces",
     "askings",
@@ -48,6 +52,45 @@ class Layout:
     @property
     def states(self) -> Path:
         return self.data / "state"
+
+    def lock(self, workspace: str) -> Path:
+        return self.data / "locks" / "workspaces" / f"{workspace}.lock"
+
+    def index(self, workspace: str) -> Path:
+        return self.data / "qmd-cache" / f"{self.prefix}-{workspace}"
+
+    def worktree(self, workspace: str) -> Path:
+        return self.data / "workspaces" / workspace
+
+    @property
+    def nurseries(self) -> Path:
+        return self.data / "qmd-cache" / "vectors"
+
+    @property
+    def nursery(self) -> Path:
+        """Where the vectors of the embedding model in use are kept."""
+        return self.nurseries / f"{sha256(self.embed_model.encode()).hexdigest()[:12]}.sqlite"
+
+    def places(self, workspace: str) -> list[Path]:
+        """All that a workspace has here but its lock, in the order in which it may go: without a state nobody believes
+        the rest."""
+        return [
+            self.states / f"{workspace}.json",
+            self.index(workspace),
+            self.worktree(workspace),
+            self.data / "qmd-config" / f"{self.prefix}-{workspace}.yml",
+            self.data / "askings" / f"{workspace}.json",
+            self.states / "notes" / f"{workspace}.json",
+            self.states / "used" / workspace,
+        ]
+
+    def found(self) -> set[str]:
+        """Workspaces that have anything here but a lock."""
+        names = set[str]()
+        for place in self.places("*"):
+            before, _, after = place.name.partition("*")
+            names |= {found.name.removeprefix(before).removesuffix(after) for found in place.parent.glob(place.name)}
+        return set(filter(WORKSPACE.fullmatch, names))
 
     def make_folders(self) -> None:
         """All that has to be there before anything is done (DESIGN.md §4). `data` itself is the operator's."""

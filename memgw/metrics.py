@@ -67,6 +67,12 @@ _fallbacks = Counter(
     ["operation"],
     registry=_registry,
 )
+_hooks = Counter(
+    "memgw_hooks_total",
+    "Hooks of forges: accepted, ignored, or the code that they were refused with.",
+    ["forge", "outcome"],
+    registry=_registry,
+)
 _answered = Gauge(AGE, _AGE_HELP, multiprocess_mode="max", registry=_registry)  # a moment; its age when it is told
 
 
@@ -121,6 +127,11 @@ def syncing() -> Iterator[list[str]]:
 def fell_back(operation: str) -> None:
     """The command line does what the warm host could not."""
     _count(_fallbacks, operation)
+
+
+def hook(forge: str, outcome: str) -> None:
+    """Counts a hook that was answered."""
+    _count(_hooks, forge, outcome)
 
 
 def render(numbers: Mapping[str, float]) -> bytes:

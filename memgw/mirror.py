@@ -1,7 +1,8 @@
 """The bare mirror that all workspaces share."""
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -9,16 +10,28 @@ from uuid import uuid4
 from memgw import files, locks, refs
 from memgw.branch import Branch
 from memgw.deadline import Deadline
-from memgw.errors import BranchNotFound, MirrorDamaged, ToolError, ToolFailed
+from memgw.errors import BranchNotFound, MirrorDamaged, StorageFull, ToolError, ToolFailed, ToolTimeout
 from memgw.gitcmd import Commands, raise_remote, translate
 from memgw.objects import Objects
 from memgw.remote import Remote
+
+log = logging.getLogger(__name__)
 
 _IDENTITY = "memgw-identity"
 
 # Bytes on disk = bytes of the blobs, whatever .gitattributes of the branch or settings of the
 # operator say: info/attributes outranks both (gitattributes(5)).
 _ATTRIBUTES = "* -text -ident !eol !filter !working-tree-encoding\n"
+
+# Of objects that nothing leads to: far longer than any request lives.
+_EXPIRE = "2.weeks.ago"
+
+# A repack deletes what it copied, all of the mirror: then it is worth the wait that the copy is on the disk.
+_SYNCED = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "core.fsync",
+    "GIT_CONFIG_VALUE_0": "objects,derived-metadata",
+}
 
 
 class Mirror:
@@ -65,7 +78,7 @@ class Mirror:
             except ToolFailed as exc:
                 if "couldn't find remote ref" in exc.stderr:
                     raise BranchNotFound(f"the remote has no branch {branch.name!r}") from exc
-                if not self.sound(deadline):
+                if not self._sound(deadline):
                     raise MirrorDamaged("the mirror can't take in what the remote has") from exc
                 raise_remote(exc, deadline)
             except ToolError as exc:
@@ -89,6 +102,10 @@ class Mirror:
 
         Not a full fsck, which also finds fault with what is in commits and trees: that was in the remote like that.
         """
+        with self.lock(deadline):  # a pack that is replaced while it is looked at is not broken
+            return self._sound(deadline)
+
+    def _sound(self, deadline: Deadline) -> bool:
         git = self._git(deadline)
         packs = [str(path) for path in (self.path / "objects" / "pack").glob("*.idx")]
         try:
@@ -101,6 +118,66 @@ class Mirror:
             if late := translate(exc, deadline):
                 raise late from exc
         return True
+
+    def refs(self, deadline: Deadline) -> set[str]:
+        """The refs that stand for branches. Raises MirrorDamaged."""
+        if self.identity() is None:
+            return set()
+        try:
+            out: bytes = self._git(deadline).for_each_ref("--format=%(refname)", "refs/memgw/")
+        except ToolError as exc:
+            raise translate(exc, deadline) or MirrorDamaged("the mirror can't be read") from exc
+        return set(out.decode("ascii", "replace").split())
+
+    def forget(self, refs: Iterable[str], deadline: Deadline, *held: int) -> int:
+        """Takes away refs, and what is kept of worktrees that are gone; a later `repack` takes what only they led to.
+        Returns the bytes that were freed. Raises MirrorDamaged, WorkspaceBusy."""
+        if self.identity() is None:
+            return 0
+        with self.lock(deadline) as descriptor:
+            places = self.path / "worktrees", self.path / "refs", self.path / "packed-refs"
+            before = files.space(*places)
+            git = self._git(deadline, descriptor, *held)
+            try:
+                git.worktree("prune", "--expire", "now")
+                for ref in refs:
+                    git.update_ref("-d", ref)
+            except ToolError as exc:
+                raise translate(exc, deadline) or MirrorDamaged("the mirror's refs can't be taken away") from exc
+            return before - files.space(*places)
+
+    def packs(self) -> int:
+        """How many files Git has to look into for an object."""
+        return len(list((self.path / "objects" / "pack").glob("*.pack")))
+
+    def repack(self, deadline: Deadline) -> int:
+        """Puts all packs into one, and drops what nothing leads to, if it is old; returns how many bytes it freed.
+        Where that takes more than half of the time or the space that is free, or a ref or a worktree is damaged, it
+        puts the small packs together and drops nothing.
+
+        Readers need no lock: Git looks again for packs when an object is not where it was. What a sync uses is young,
+        or a ref or a worktree leads to it. Raises MirrorDamaged, WorkspaceBusy, StorageFull, DeadlineExceeded.
+        """
+        if self.identity() is None:
+            return 0
+        with self.lock(deadline) as descriptor:
+            before = files.space(self.path)
+            env = self.env | _SYNCED | {"GIT_DIR": str(self.path)}
+            git = Commands(self.path.parent, env, deadline, (descriptor,))
+            whole = Commands(self.path.parent, env, deadline, (descriptor,), at_most=deadline.left() / 2)
+            try:
+                git.worktree("prune", "--expire", "now")
+                try:
+                    if files.free(self.path) < 2 * before:
+                        raise StorageFull("a copy of the mirror would take too much of what is free")
+                    whole.repack("--cruft", "-d", "-q", "-n", f"--cruft-expiration={_EXPIRE}")
+                except (ToolFailed, ToolTimeout, StorageFull) as exc:
+                    log.info("repacked_in_part", exc_info=exc)
+                    self._remove_leftovers()
+                    git.repack("--geometric=2", "-d", "-q", "-n")
+            except ToolError as exc:
+                raise translate(exc, deadline) or MirrorDamaged("the mirror can't be repacked") from exc
+            return before - files.space(self.path)
 
     def identity(self) -> str | None:
         """Changes when the mirror is made again; None when there is none."""

@@ -10,10 +10,22 @@ from marshmallow import Schema
 
 from memgw import __version__
 from memgw.problems import CODES
-from memgw.schemas import AnswerOut, HealthOut, ProblemOut, QueryIn, ReadyOut, SelectionIn, StatusOut, SyncOut
+from memgw.schemas import (
+    AnswerOut,
+    HealthOut,
+    HookOut,
+    ProblemOut,
+    PushIn,
+    QueryIn,
+    ReadyOut,
+    SelectionIn,
+    StatusOut,
+    SyncOut,
+)
 
 _BODY = (400, 413, 415, 422)
 _WORK = (404, 500, 502, 503, 504, 507)
+_HOOK = (401, 404, 409, 500, 503, 507)
 
 
 @cache
@@ -28,6 +40,8 @@ def document() -> dict[str, Any]:
     )
     _add(spec, "/query", "post", "Search a branch at its newest commit", AnswerOut(), QueryIn(), _BODY + _WORK)
     _add(spec, "/sync", "post", "Bring a branch to its newest commit", SyncOut(), SelectionIn(), _BODY + _WORK)
+    taken = {"202": _content("application/json", HookOut(), "Taken, or left alone")}
+    _add(spec, "/hooks/push", "post", "A forge tells of a push, signed", None, PushIn(), _BODY + _HOOK, taken)
     _add(spec, "/status", "get", "The state of the gateway and its workspaces", StatusOut(), None, (500,))
     _add(spec, "/health", "get", "The process answers", HealthOut(), None, ())
     not_now = {"503": _content("application/json", ReadyOut(), "Not now, and why")}
@@ -56,16 +70,20 @@ def _add(
     path: str,
     method: str,
     summary: str,
-    out: Schema,
+    out: Schema | None,
     body: Schema | None,
     failures: tuple[int, ...],
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    answers: dict[str, Any] = {"200": _content("application/json", out, "Done")}
+    answers: dict[str, Any] = {"200": _content("application/json", out, "Done")} if out else {}
     for status in failures:
         answers[str(status)] = _content("application/problem+json", ProblemOut(), " or ".join(CODES[status]))
     answers |= more or {}
-    operation: dict[str, Any] = {"summary": summary, "operationId": path.strip("/"), "responses": answers}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "operationId": path.strip("/").replace("/", "-"),
+        "responses": answers,
+    }
     if body:
         operation["requestBody"] = _content("application/json", body, "") | {"required": True}
     spec.path(path, operations={method: operation})

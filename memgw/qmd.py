@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -133,6 +133,14 @@ class QmdCli:
         finally:
             files.remove(made.parent)
         return file
+
+    def prune(self, place: Place, drop: Collection[str], deadline: Deadline) -> None:
+        """Nothing: it keeps vectors in the indexes alone."""
+
+    def clean(self, place: Place, deadline: Deadline, held: int) -> str:
+        """`qmd cleanup`: cached model answers, vectors and texts without a document, FTS5's remains, free pages."""
+        self._run(place, ["cleanup"], deadline, (held,))
+        return place.file
 
     def search(self, place: Place, question: Question, deadline: Deadline) -> list[Hit]:
         """`qmd search`, `query` or `vsearch`, with `--json`."""

@@ -1,5 +1,6 @@
 """The remote, which alone knows the newest commit of a branch. Asking it is read only and takes no lock."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from memgw.state import now
 
 QUICK_SECONDS = 5.0
 
+_HEAD = re.compile(rb"[0-9a-f]{40}\trefs/heads/([^\t]+)")
 _OID = re.compile(rb"[0-9a-f]{40}")
 
 
@@ -52,6 +54,23 @@ class Remote:
                     return Asked(at, commit)
             since = deadline.started if since is None else since
             return self._askings.share(branch, deadline, since, lambda: self._ask(branch, view, deadline))
+
+    def branches(self, deadline: Deadline) -> frozenset[str]:
+        """The names of all branches. Raises as `ask` does, and RemoteUnreachable for a list that is empty or not to the
+        letter: that is no proof that anything is gone."""
+        self.config.write()
+        with self._limited(deadline) as limit:
+            git = Commands(self.config.path.parent, self.env, limit)
+            try:
+                out = cast(bytes, git.ls_remote("--heads", "--", self.url))
+            except ToolError as exc:
+                self.config.forget_connections()
+                raise_remote(exc, deadline)
+        *lines, last = out.split(b"\n")
+        found = [_HEAD.fullmatch(line) for line in lines]
+        if not found or None in found or last:
+            raise RemoteUnreachable("the remote's list of branches is empty, or not understood")
+        return frozenset(os.fsdecode(match[1]) for match in found if match)
 
     def close(self) -> None:
         """Ends the connections that ssh keeps. For when the gateway ends."""

@@ -1,16 +1,13 @@
 """What goes in and out over HTTP. Requests are strict: no unknown field, no converted type."""
 
-import json
 import re
 from typing import Any
 
-from flask import Request
-from marshmallow import RAISE, Schema, ValidationError, fields, validate, validates_schema
-from werkzeug.exceptions import BadRequest, RequestEntityTooLarge, UnsupportedMediaType
+from marshmallow import EXCLUDE, RAISE, Schema, ValidationError, fields, validate, validates_schema
 
 from memgw.engine import Kind, QueryType
+from memgw.forges import Reason
 from memgw.inputs import Flag, Line, Name, Number, Text, WholeNumber
-from memgw.problems import ValidationFailed
 
 MAX_QUERY = 1024
 
@@ -91,6 +88,16 @@ class PartIn(Schema):
             raise ValidationError("Exclusion (-word) is for lex only.", "query")
 
 
+class PushIn(Schema):
+    """What is read of a forge's push event; all else in it is left alone."""
+
+    class Meta:
+        unknown = EXCLUDE
+
+    ref = fields.String(required=True, **_doc("The full name of what was pushed: refs/heads/…"))
+    after = fields.String(required=True, **_doc("Its commit now; zeros when it was deleted. Not believed."))
+
+
 class ResultOut(Schema):
     """One document that was found."""
 
@@ -161,6 +168,19 @@ class SyncOut(CommitOut):
     added = fields.Integer(required=True, **_doc("Files, between previous_commit and commit_hash."))
     modified = fields.Integer(required=True)
     deleted = fields.Integer(required=True)
+
+
+class HookOut(Schema):
+    """What becomes of a hook."""
+
+    ok = fields.Boolean(required=True)
+    outcome = fields.String(
+        required=True,
+        validate=validate.OneOf(["accepted", "ignored"]),
+        **_doc("accepted: the branch is brought to its newest commit behind this answer."),
+    )
+    branch = fields.String(**_doc("Which branch was pushed."))
+    reason = fields.String(validate=validate.OneOf([str(reason) for reason in Reason]), **_doc("Why it is ignored."))
 
 
 class ErrorOut(Schema):
@@ -245,50 +265,3 @@ class ProblemOut(Schema):
     detail = fields.String(required=True)
     request_id = fields.String(required=True)
     errors = fields.Dict(fields.String(), fields.List(fields.String()), **_doc("Field → what is wrong with it."))
-
-
-def read(request: Request, schema: Schema) -> dict[str, Any]:
-    """The request's JSON body as `schema` wants it.
-
-    Raises UnsupportedMediaType (415), BadRequest (400), RequestEntityTooLarge (413) and ValidationFailed (422).
-    """
-    charset = request.mimetype_params.get("charset", "utf-8").lower()
-    if request.mimetype != "application/json" or charset not in ("utf-8", "utf8") or request.content_encoding:
-        raise UnsupportedMediaType("send application/json in UTF-8, without a content encoding")
-    raw = request.get_data(cache=False)
-    limit = request.max_content_length
-    if limit and len(raw) >= limit:  # werkzeug cuts a body without Content-Length there, silently
-        raise RequestEntityTooLarge
-    try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        raise BadRequest("the body is not valid JSON in UTF-8, or too deeply nested") from None
-    if not isinstance(data, dict):
-        raise ValidationFailed({"body": ["Must be a JSON object."]})
-    try:
-        loaded: dict[str, Any] = schema.load(data)
-    except ValidationError as exc:
-        found = exc.messages_dict.items()
-        raise ValidationFailed({_shown(str(key)): _messages(value) for key, value in found}) from None
-    return loaded
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose key comes twice means two things at once."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _messages(value: Any) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
-
-
-def _shown(key: str) -> str:
-    """A client's own key, made harmless to print."""
-    return key.encode("utf-8", "replace").decode()[:64]

@@ -1,16 +1,19 @@
 """What is known of a workspace, kept in `<data>/state/`; each file is replaced whole.
 
 `<workspace>.json` is the state proper: written under the workspace lock only. `notes/<workspace>.json` is what requests
-without the lock want to tell: the last one to write wins, and nothing depends on it.
+without the lock want to tell: the last one to write wins, and nothing depends on it. `used/<workspace>` is empty; its
+time tells when a request last used the workspace.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from time import time
 from typing import Any, TypeVar, get_type_hints
 
 from memgw import files
@@ -78,8 +81,10 @@ class StateFile:
     """The two files of one workspace."""
 
     def __init__(self, folder: Path, workspace: str) -> None:
+        self.workspace = workspace
         self._state = folder / f"{workspace}.json"
         self._notes = folder / "notes" / f"{workspace}.json"
+        self._used = folder / "used" / workspace
 
     def load(self) -> State | None:
         """None when there is no file, or one that can't be understood: then nothing is known."""
@@ -123,6 +128,27 @@ class StateFile:
         """Keeps the last error of a workspace that exists; a name that somebody made up leaves nothing behind."""
         if self._state.exists():
             self._save_notes(replace(self.notes(), last_error=LastError(now(), kind, detail)))
+
+    def note_used(self) -> None:
+        """Keeps that a request uses the workspace from now on; a second is exact enough here, too."""
+        with suppress(OSError):
+            try:
+                if abs(time() - self._used.stat().st_mtime) > 1:
+                    os.utime(self._used)
+            except FileNotFoundError:
+                if self._state.exists():
+                    files.make_folder(self._used.parent)
+                    self._used.touch()
+
+    def used_at(self) -> float:
+        """When a request last used it, in seconds of the epoch; 0 if that is not known."""
+        for file in (self._used, self._state):
+            with suppress(OSError):
+                used, now = file.stat().st_mtime, time()
+                if used > now + 1:  # the clock was put back: it counts from here on
+                    os.utime(file)
+                return min(used, now)
+        return 0.0
 
     def _save_notes(self, notes: Notes) -> None:
         with suppress(OSError):  # a full disk must not fail what needs no disk

@@ -1,6 +1,7 @@
 """Vectors follow Git: what a stamped index lacks is embedded apart from it, and brought in between two searches."""
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,15 @@ from uuid import uuid4
 
 from memgw import files
 from memgw.deadline import Deadline
+from memgw.engine import Place
 from memgw.errors import DeadlineExceeded, EngineBadOutput, EngineFailed, IndexDamaged, WorkspaceBusy
 from memgw.state import Stamp
 from memgw.workspace import Held, Workspace
 
 log = logging.getLogger(__name__)
+
+Writer = Callable[[Place, Deadline, int], str]
+"""Changes an index, with the lock's descriptor in hand, and returns the file that it is in then."""
 
 ADOPT_SECONDS = 30.0
 """A host takes no five to bring in what it makes in one slice; one that says nothing for so long hangs."""
@@ -72,23 +77,13 @@ def _note_complete(workspace: Workspace, stamp: Stamp, deadline: Deadline, held:
 def _adopt(
     workspace: Workspace, stamp: Stamp, made: Path | None, end: float, deadline: Deadline, held: Held | None
 ) -> Stamp | None:
+    def write(place: Place, limit: Deadline, descriptor: int) -> str:
+        return workspace.engine.adopt(place, made, limit, descriptor)
+
     patience = max(end - monotonic(), PATIENCE_SECONDS)
     try:
         with workspace.hold(deadline, held, at_most=patience) as hold:
-            now = workspace.proven(stamp.commit)
-            if now != stamp:  # another has brought vectors in, or another commit
-                return now
-            state = workspace.state()
-            limit = Deadline(deadline.left(ADOPT_SECONDS))
-            workspace.save(state.but(stamp=None), hold)
-            file = stamp.identity.file
-            try:
-                file = workspace.engine.adopt(workspace.place(stamp), made, limit, hold.descriptor)
-            except (EngineFailed, EngineBadOutput, DeadlineExceeded) as exc:  # what it has made until then is kept
-                _report(workspace, exc)
-            finally:  # whatever ends us: an index without a stamp would be built anew
-                again = _stamp_again(workspace, stamp, file, hold)
-            return again
+            return rewritten(workspace, stamp, write, ADOPT_SECONDS, hold)
     except WorkspaceBusy as exc:  # what was made waits
         _report(workspace, exc)
         return stamp
@@ -97,13 +92,34 @@ def _adopt(
             files.remove(made.parent)
 
 
+def rewritten(workspace: Workspace, stamp: Stamp, write: Writer, seconds: float, hold: Held) -> Stamp | None:
+    """Has the stamped index changed in at most so many seconds, but for its documents, and stamps it again. One that is
+    not the stamped one any more is left alone. Returns the stamp that it has then; None when it is of another commit.
+
+    What fails is logged. Raises DeadlineExceeded, StorageFull, IndexDamaged.
+    """
+    now = workspace.proven(stamp.commit)
+    if now != stamp:
+        return now
+    limit = Deadline(hold.deadline.left(seconds))
+    workspace.save(workspace.state().but(stamp=None), hold)
+    file = stamp.identity.file
+    try:
+        file = write(workspace.place(stamp), limit, hold.descriptor)
+    except (EngineFailed, EngineBadOutput, DeadlineExceeded) as exc:  # what it has done until then is kept
+        _report(workspace, exc)
+    finally:  # whatever ends us: an index without a stamp would be built anew
+        again = _stamp_again(workspace, stamp, file, hold)
+    return again
+
+
 def _stamp_again(workspace: Workspace, stamp: Stamp, file: str, hold: Held) -> Stamp:
     """The same documents in a file that was written to. Raises IndexDamaged when they are not."""
     index = workspace.index
     index.settle(file)
     identity = index.identity(file)
     if identity is None or {index.documents(file), index.count_texts(file)} != {stamp.documents}:
-        raise IndexDamaged("the index lost documents when vectors were made")
+        raise IndexDamaged("the index lost documents when it was written to")
     again = replace(stamp, serial=uuid4().hex, identity=identity)
     embedded = None if workspace.pending_embeddings(again) else stamp.commit
     workspace.save(workspace.state().but(stamp=again, embedded_commit=embedded), hold)
@@ -113,4 +129,4 @@ def _stamp_again(workspace: Workspace, stamp: Stamp, file: str, hold: Held) -> S
 
 
 def _report(workspace: Workspace, exc: Exception) -> None:
-    log.warning("embedding_failed", extra={"branch": workspace.branch.name}, exc_info=exc)
+    log.warning("engine_failed", extra={"branch": workspace.branch.name}, exc_info=exc)

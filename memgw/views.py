@@ -5,6 +5,7 @@ from typing import Any
 from flask import Blueprint, Response, current_app, g, jsonify, request
 
 from memgw import metrics
+from memgw.bodies import read
 from memgw.branch import Branch
 from memgw.census import Census
 from memgw.config import Config
@@ -16,7 +17,7 @@ from memgw.ladder import Degraded
 from memgw.openapi import document
 from memgw.readiness import Readiness
 from memgw.results import Hit
-from memgw.schemas import AnswerOut, HealthOut, QueryIn, ReadyOut, SelectionIn, StatusOut, SyncOut, read
+from memgw.schemas import AnswerOut, HealthOut, QueryIn, ReadyOut, SelectionIn, StatusOut, SyncOut
 from memgw.status import Status
 from memgw.workspace import Workspace
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from memgw import locks
+from memgw import files, locks
 from memgw.branch import Branch
 from memgw.deadline import Deadline
 from memgw.engine import Engine, Place
@@ -36,9 +36,9 @@ class Workspace:
         self.layout, self.mirror, self.engine = layout, mirror, engine
         self.collection = f"{layout.prefix}-{self.name}"
         self.record = StateFile(layout.states, self.name)
-        self.index = IndexFolder(layout.data / "qmd-cache" / self.collection)
-        self._lock = layout.data / "locks" / "workspaces" / f"{self.name}.lock"
-        self.worktree = Worktree(layout.data / "workspaces" / self.name, mirror)
+        self.index = IndexFolder(layout.index(self.name))
+        self._lock = layout.lock(self.name)
+        self.worktree = Worktree(layout.worktree(self.name), mirror)
 
     def state(self) -> State:
         """What is known, or the state of a workspace that does not exist yet."""
@@ -124,9 +124,19 @@ class Workspace:
 
     def save(self, state: State, held: Held) -> None:
         """Keeps the state. Only in the possession of the lock: its file may have been deleted under us."""
+        self._must_be_held(held)
+        self.record.save(state)
+
+    def remove(self, held: Held) -> None:
+        """Takes away all of it but the lock and its ref in the mirror. Killed in the middle, it leaves a workspace
+        without a state: the next query makes it again."""
+        self._must_be_held(held)
+        for place in self.layout.places(self.name):
+            files.remove(place)
+
+    def _must_be_held(self, held: Held) -> None:
         if not locks.is_held(self._lock, held.descriptor):
             raise WorkspaceBusy("the lock of the branch was taken away", locks.RETRY_AFTER_SECONDS)
-        self.record.save(state)
 
     def place_of(self, file: str) -> Place:
         """Where the engine finds or makes an index file of this workspace."""

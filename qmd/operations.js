@@ -2,7 +2,7 @@
  * What the host can be asked. Each operation takes the request and returns what its answer adds; `file` is always the path
  * of an index. All of qmd's own functions; what is called of it beyond its documented interface is imported below.
  */
-import { readFileSync, rmSync } from "node:fs";
+import { existsSync, readFileSync, renameSync, rmSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { extractSnippet } from "@tobilu/qmd";
 import { stores } from "./stores.js";
@@ -40,7 +40,7 @@ export class Failure extends Error {
   }
 }
 
-export const operations = { status, search, semantic, apply, update, embed, adopt };
+export const operations = { status, search, semantic, apply, update, embed, adopt, prune };
 
 /** The process: → {pid, rss (bytes), stores (how many are open)}. */
 function status() {
@@ -124,12 +124,17 @@ async function update({ file, config }) {
  */
 async function embed({ file, nursery, config, seconds }) {
   const end = Date.now() + 1000 * seconds;
-  const turn = (turns.get(nursery) ?? Promise.resolve()).then(() => fill(nursery, file, config, end));
+  await before(end, inTurn(nursery, () => fill(nursery, file, config, end))); // what is at work then is brought to its end, and kept
+  return {};
+}
+
+/** What `act` gives, when those who change this nursery and came earlier are done. */
+function inTurn(nursery, act) {
+  const turn = (turns.get(nursery) ?? Promise.resolve()).then(act);
   const settled = turn.catch(() => {});
   turns.set(nursery, settled);
   settled.then(() => turns.get(nursery) === settled && turns.delete(nursery));
-  await before(end, turn); // what is at work then is brought to its end, and kept
-  return {};
+  return turn;
 }
 
 /** qmd's generateEmbeddings, but that it throws away a document that it was not done with, and starts it again. */
@@ -204,6 +209,38 @@ async function adopt({ file, nursery, config, seconds }) {
   }
 }
 
+/**
+ * Takes the vectors of the texts in `drop` out of `nursery`, and those of other models: {nursery, config, drop: [hash]} → {}.
+ * It is written anew, since a vector table gives no space back, and then takes the old one's place.
+ */
+async function prune({ nursery, config, drop }) {
+  const unwanted = new Set(drop);
+  const next = `${nursery}.next`;
+  await inTurn(nursery, async () => {
+    removeFiles(next); // of a host that was killed
+    if (!existsSync(nursery)) return;
+    try {
+      const { internal } = await open(nursery, { config });
+      const hashes = internal.db.prepare("SELECT DISTINCT hash FROM content_vectors").all();
+      const kept = hashes.map(({ hash }) => hash).filter((hash) => !unwanted.has(hash));
+      await open(next, { config, create: true });
+      while (kept.length) {
+        const some = kept.splice(0, ADOPTED_AT_ONCE);
+        insert(await open(next), await withNursery(nursery, config, (store) => some.flatMap((hash) => vectorsOf(store, hash))));
+        await new Promise(setImmediate);
+      }
+      stores.close(next);
+      stores.close(nursery);
+      for (const end of ["-wal", "-shm"]) rmSync(nursery + end, { force: true });
+      renameSync(next, nursery);
+    } finally {
+      stores.close(next);
+      removeFiles(next);
+    }
+  });
+  return {};
+}
+
 /** Documents without all their vectors of the current model: [{hash, path}], the smallest first, so that a large one, or one
  * that can't be embedded, keeps no other waiting. */
 function lacking(db) {
@@ -226,11 +263,11 @@ function seqs(db, hash) {
 /** All vectors of a text, or none when one is missing. */
 function vectorsOf({ internal: { db } }, hash) {
   if (!seqs(db, hash).whole) return [];
-  const rows = db.prepare("SELECT seq, pos, total_chunks FROM content_vectors WHERE hash = ?").all(hash);
+  const rows = db.prepare("SELECT seq, pos, total_chunks, embedded_at AS at FROM content_vectors WHERE hash = ?").all(hash);
   const vector = db.prepare("SELECT embedding FROM vectors_vec WHERE hash_seq = ?");
-  const found = rows.map(({ seq, pos, total_chunks }) => {
+  const found = rows.map(({ seq, pos, total_chunks, at }) => {
     const bytes = vector.get(`${hash}_${seq}`)?.embedding;
-    return { hash, seq, pos, of: total_chunks, vector: bytes && new Float32Array(Uint8Array.from(bytes).buffer) };
+    return { hash, seq, pos, of: total_chunks, at, vector: bytes && new Float32Array(Uint8Array.from(bytes).buffer) };
   });
   if (found.every(({ vector }) => vector)) return found;
   db.prepare("DELETE FROM content_vectors WHERE hash = ?").run(hash); // it is made again
@@ -248,8 +285,8 @@ function insert({ internal: { db, ensureVecTable } }, vectors) {
     ensureVecTable(whole[0].vector.length);
   }
   const now = new Date().toISOString();
-  const put = ({ hash, seq, pos, of, vector }) =>
-    insertEmbedding(db, hash, seq, pos, Float32Array.from(vector), model(), now, of, fingerprint());
+  const put = ({ hash, seq, pos, of, at = now, vector }) =>
+    insertEmbedding(db, hash, seq, pos, Float32Array.from(vector), model(), at, of, fingerprint());
   db.transaction(() => whole.forEach(put)).immediate();
 }
 
@@ -262,9 +299,14 @@ async function withNursery(path, config, act) {
     if (!/^SQLITE_(NOTADB|CORRUPT|ERROR|SCHEMA|CANTOPEN)/.test(error?.code)) throw error;
     console.error(`the vectors in ${path} can't be used, and are made anew: ${error.message}`);
     stores.close(path);
-    for (const end of ["", "-wal", "-shm"]) rmSync(path + end, { recursive: true, force: true });
+    removeFiles(path);
     return look();
   }
+}
+
+/** An index and what SQLite keeps beside it. */
+function removeFiles(path) {
+  for (const end of ["", "-wal", "-shm"]) rmSync(path + end, { recursive: true, force: true });
 }
 
 function model() {

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from memgw.branch import MAX_BRANCH_BYTES, MAX_WORKSPACE_BYTES, Branch
+from memgw.branch import MAX_BRANCH_BYTES, MAX_WORKSPACE_BYTES, WORKSPACE, Branch
 from memgw.errors import InvalidBranch, InvalidProfile
 
 PIECES = [
@@ -108,6 +108,14 @@ def test_the_refusal_says_why_and_never_repeats_the_name() -> None:
 )
 def test_a_profile_stands_for_a_branch(profile: str, branch: str) -> None:
     assert Branch.of_profile(profile) == Branch.parse(branch)
+    assert Branch.parse(branch).has_profile
+
+
+@pytest.mark.parametrize(
+    "name", ["master", "memory", "memory/2026-13", "memory/2026-03/x", "memory/x", "task", "tasks/1", "main/x"]
+)
+def test_other_branches_have_no_profile(name: str) -> None:
+    assert not Branch.parse(name).has_profile
 
 
 @pytest.mark.parametrize(
@@ -179,6 +187,7 @@ def test_a_workspace_is_a_short_plain_file_name() -> None:
     for name in filter(is_taken, [*nasty_names(10_000), *ALIKE]):
         workspace = Branch.parse(name).workspace
         assert re.fullmatch(r"[A-Za-z0-9._~-]+", workspace), name
+        assert WORKSPACE.fullmatch(workspace), name
         assert len(workspace.encode()) <= MAX_WORKSPACE_BYTES == 100
         assert workspace not in (".", "..")
         assert not workspace.startswith("-")

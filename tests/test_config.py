@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from base64 import b64encode
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,16 @@ DEFAULTS: dict[str, Any] = {
     "remote_timeout_seconds": 30,
     "lock_timeout_seconds": 60,
     "max_body_bytes": 65_536,
+    "hook_secret": "",
+    "hook_secret_old": "",
+    "hook_window_seconds": 300,
+    "hook_max_bytes": 5_242_880,
     "disk_floor_mb": 200,
     "log_level": "INFO",
+    "gone_branch_hours": 24,
+    "max_workspaces": 0,
+    "max_disk_mb": 0,
+    "housekeeping_minutes": 10,
     "mcp_host": "127.0.0.1",
     "mcp_port": 8181,
     "warmup_branches": (),
@@ -72,8 +81,23 @@ SETTINGS: list[tuple[str, str, str, Any, str | None, str]] = [
     ("MEMGW_REMOTE_TIMEOUT_SECONDS", "5", "remote_timeout_seconds", 5, "5s", "a whole number"),
     ("MEMGW_LOCK_TIMEOUT_SECONDS", "7", "lock_timeout_seconds", 7, "-7", "a whole number"),
     ("MEMGW_MAX_BODY_BYTES", "1024", "max_body_bytes", 1024, "1e4", "a whole number"),
+    (
+        "MEMGW_HOOK_SECRET",
+        "It's a Secret to Everybody",
+        "hook_secret",
+        "It's a Secret to Everybody",
+        "short",
+        "8 to 256",
+    ),
+    ("MEMGW_HOOK_SECRET_OLD", "01234567", "hook_secret_old", "01234567", "0123456", "8 to 256"),
+    ("MEMGW_HOOK_WINDOW_SECONDS", "60", "hook_window_seconds", 60, "0", "from 1 to 86400"),
+    ("MEMGW_HOOK_MAX_BYTES", "65536", "hook_max_bytes", 65_536, "1", "from 65536 to 26214400"),
     ("MEMGW_DISK_FLOOR_MB", "0", "disk_floor_mb", 0, "1 GB", "a whole number"),
     ("MEMGW_LOG_LEVEL", "DEBUG", "log_level", "DEBUG", "debug", "one of DEBUG"),
+    ("MEMGW_GONE_BRANCH_HOURS", "0", "gone_branch_hours", 0, "8761", "from 0 to 8760"),
+    ("MEMGW_MAX_WORKSPACES", "50", "max_workspaces", 50, "-1", "a whole number"),
+    ("MEMGW_MAX_DISK_MB", "4096", "max_disk_mb", 4096, "4G", "a whole number"),
+    ("MEMGW_HOUSEKEEPING_MINUTES", "0", "housekeeping_minutes", 0, "1.5", "from 0 to 10080"),
     ("MEMGW_MCP_HOST", "10.0.0.7", "mcp_host", "10.0.0.7", "http://a", "must be a host"),
     ("MEMGW_MCP_PORT", "65535", "mcp_port", 65_535, "65536", "from 1 to 65535"),
     ("MEMGW_WARMUP_BRANCHES", "main, task/A", "warmup_branches", ("main", "task/A"), "main,", "must be a branch"),
@@ -272,3 +296,25 @@ def test_a_name_of_a_model_hub_is_whole(value: str) -> None:
     assert mistakes(REMOTE | {"QMD_EMBED_MODEL_URI": value}) == [
         "QMD_EMBED_MODEL_URI: must be a path or hf:owner/repository/file"
     ]
+
+
+def test_several_secrets_may_hold_at_once_while_one_takes_the_place_of_another() -> None:
+    new, old = "whsec_" + b64encode(b"k" * 32).decode(), "an-old-one,with/signs=%"
+    config = Config.load(REMOTE | {"MEMGW_HOOK_SECRET": new, "MEMGW_HOOK_SECRET_OLD": old})
+    assert config.hook_secrets == [new, old]
+    assert Config.load(REMOTE | {"MEMGW_HOOK_SECRET_OLD": old}).hook_secrets == [old]
+    assert Config.load(REMOTE).hook_secrets == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1234567", "x" * 257, "0123456789abcdéf", "two\nlines of it",
+        "whsec_0123456789abcdef", "whsec_" + b64encode(b"k" * 23).decode(), "whsec_!" + b64encode(b"k" * 32).decode(),
+        "whsec_" + b64encode(b"k" * 32).decode()[:-1],
+    ],
+)  # fmt: skip
+def test_a_secret_that_is_short_or_cut_off_is_a_mistake_and_is_not_repeated(value: str) -> None:
+    [line] = mistakes(REMOTE | {"MEMGW_HOOK_SECRET": value})
+    assert line.startswith("MEMGW_HOOK_SECRET: must be ")
+    assert value not in line

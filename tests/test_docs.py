@@ -20,7 +20,7 @@ TOKEN = re.compile(
     r"""\s*(?:(?P<name>[A-Za-z_:][\w:]*)|(?P<number>[\d.]+)|(?P<matchers>\{[^{}]*\})|(?P<range>\[[^\[\]]*\])"""
     r"""|(?P<other>[()+\-*/,]|[<>=!]=?))"""
 )
-LABELS = {"endpoint", "status", "step", "result", "outcome", "operation", "le", "instance", "job"}
+LABELS = {"endpoint", "status", "step", "result", "outcome", "forge", "operation", "le", "instance", "job"}
 
 
 def dashboard() -> dict[str, Any]:

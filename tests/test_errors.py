@@ -15,8 +15,10 @@ Kind = TypeVar("Kind", bound=Exception)
 # what DESIGN.md promises to clients
 DOCUMENTED = {
     400: {"invalid_json"},
-    404: {"branch_not_found", "not_found"},
+    401: {"hook_unauthorized"},
+    404: {"branch_not_found", "not_found", "hooks_off"},
     405: {"method_not_allowed"},
+    409: {"hook_replayed"},
     413: {"body_too_large"},
     415: {"unsupported_media_type"},
     422: {"validation_failed", "invalid_branch", "invalid_profile"},

@@ -175,6 +175,33 @@ def test_folders_without_permissions_are_removed_by_their_owner() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_a_folder_goes_while_others_still_put_files_in_and_take_them_out(folder: Path) -> None:
+    """As SQLite does beside an index that is searched."""
+    for number in range(30):
+        tree = folder / f"tree{number}"
+        tree.mkdir()
+        for name in range(50):
+            (tree / f"{name}").touch()
+        busy = Event()
+
+        def reader(tree: Path = tree, busy: Event = busy) -> None:
+            for turn in range(60):
+                try:
+                    (tree / f"{turn}-wal").touch()
+                    busy.set()
+                    if turn % 2:
+                        (tree / f"{turn}-wal").unlink()
+                except FileNotFoundError:
+                    pass
+
+        other = Thread(target=reader)
+        other.start()
+        busy.wait(10)
+        files.remove(tree)
+        other.join()
+        assert not tree.exists()
+
+
 def test_names_that_are_not_utf_8_are_removed(folder: Path) -> None:
     tree = os.fsencode(folder / "tree")
     os.makedirs(tree + b"/bad\xff\n")

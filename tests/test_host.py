@@ -24,9 +24,10 @@ from memgw.app import create_app
 from memgw.config import ROOT, Config
 from memgw.deadline import Deadline
 from memgw.engine import Batch, Engine, Place, Question
-from memgw.host import Host, QmdHost
+from memgw.host import Host
 from memgw.index import COLLECTION, IndexFolder
 from memgw.results import read_hits
+from memgw.warm import QmdHost
 from tests.actors import (
     FakeQmd,
     HostProxy,

@@ -277,6 +277,7 @@ def test_openapi_names_every_endpoint(shared: Server) -> None:
     assert status == 200
     assert sorted(document["paths"]) == [
         "/health",
+        "/hooks/push",
         "/metrics",
         "/openapi.json",
         "/query",

@@ -354,10 +354,11 @@ def test_a_scrape_takes_no_lock_and_is_answered_while_all_slots_are_taken(
 
 
 def test_every_labelled_series_there_can_be_fits_into_the_room_that_is_taken_at_once() -> None:
-    """Growing a file on a full disk would end the worker: all endpoints with all statuses, all steps, all errors."""
+    """Growing a file on a full disk would end the worker: all endpoints with all statuses, all steps, all errors,
+    all outcomes of hooks."""
     entry = 300
-    endpoints, statuses, buckets, steps, errors = 9, 20, 15, 8, 30
-    assert (endpoints * statuses + 3 * errors) * entry < books.ROOM
+    endpoints, statuses, buckets, steps, errors, forges, outcomes = 10, 20, 15, 8, 30, 5, 15
+    assert (endpoints * statuses + 3 * errors + forges * outcomes) * entry < books.ROOM
     assert (endpoints + steps + 1) * buckets * entry < books.ROOM
 
 

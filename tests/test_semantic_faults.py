@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from memgw.app import create_app, create_gateway
+from memgw.app import create_app, create_gateway, create_housekeeper
 from memgw.config import ROOT, Config
 from memgw.embedder import Embedder
+from memgw.housekeeping import Housekeeper
 from tests.actors import FakeQmd, HostProxy, Upstream, WarmHost, host_proxy, served, until, warm_host_of_its_own
 from tests.bench import corpus
 from tests.conftest import Client
@@ -126,7 +127,7 @@ def test_an_embedder_killed_at_work_leaves_an_index_that_is_whole(
     client = client_of(settings, QMD_EMBED_ON_CHANGE="false")
     client.sync()
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-m", "memgw.embedder"], cwd=ROOT, env=settings)
+        process = subprocess.Popen([sys.executable, "-m", "memgw.background"], cwd=ROOT, env=settings)
         time.sleep(1.5)
         process.kill()
         process.wait()
@@ -417,6 +418,117 @@ def test_a_damaged_nursery_is_made_anew(damage: Any, settings: dict[str, str], d
     assert vectors_in(nursery) == len(DOCUMENTS) + 1
 
 
+def aged(nursery: Path, days: int) -> None:
+    with closing(sqlite3.connect(nursery)) as db, db:
+        db.execute("UPDATE content_vectors SET embedded_at = datetime('now', ?)", (f"-{days} days",))
+
+
+def made_in(nursery: Path) -> dict[str, str]:
+    with closing(sqlite3.connect(nursery)) as db:
+        return dict(db.execute("SELECT hash, embedded_at FROM content_vectors"))
+
+
+def housekeeper_of(settings: dict[str, str]) -> Housekeeper:
+    config = Config.load(settings)
+    return create_housekeeper(config, create_gateway(config, settings))
+
+
+def test_vectors_of_texts_that_no_index_has_go_after_their_time(
+    settings: dict[str, str], data: Path, upstream: Upstream
+) -> None:
+    upstream.commit("main", {**notes(40), **DOCUMENTS})
+    upstream.commit("task/T-1", {"pets.md": "# Animals\n\nDogs may be brought along.\n"}, parent=None)
+    client = client_of(settings)
+    for branch in ("main", "task/T-1"):
+        complete_answer(client, branch)
+    upstream.commit("main", dict.fromkeys(notes(40)))
+    client.sync()
+    nursery, housekeeper = nursery_of(data), housekeeper_of(settings)
+
+    def vectors_freed() -> list[str]:
+        done = housekeeper.round(now=True)
+        assert done.failed == []
+        return [freed.what for freed in done.freed if freed.what.startswith("vectors")]
+
+    aged(nursery, 13)
+    assert (vectors_freed(), vectors_in(nursery)) == ([], 45)
+    aged(nursery, 15)
+    before = made_in(nursery)
+    assert not [freed for freed in housekeeper.round().freed if freed.what.startswith("vectors")]  # too few, of itself
+    assert (vectors_freed(), vectors_in(nursery)) == (["vectors of 40 texts"], 5)
+    assert made_in(nursery).items() <= before.items()
+    assert vectors_freed() == []
+    assert sorted(path.name for path in nursery.parent.iterdir() if "next" in path.name) == []
+    for branch, found in (("main", "holds.md"), ("task/T-1", "pets.md")):
+        shutil.rmtree(data / "qmd-cache" / f"ws-{branch.replace('/', '-')}")
+        answer = complete_answer(client, branch)
+        assert found in {hit["path"] for hit in answer["results"]}
+    assert made_in(nursery).items() <= before.items()  # nothing was embedded again
+    upstream.commit("main", notes(1))
+    complete_answer(client)
+    assert vectors_in(nursery) == 6
+
+
+@pytest.mark.parametrize("left", ["without a stamp", "without an index"])
+def test_a_workspace_that_was_left_half_made_does_not_keep_vectors_for_good(
+    settings: dict[str, str], data: Path, upstream: Upstream, left: str
+) -> None:
+    upstream.commit("main", {**notes(5), **DOCUMENTS})
+    upstream.commit("task/T-1", {"pets.md": "# Animals\n\nDogs may be brought along.\n"}, parent=None)
+    client = client_of(settings)
+    for branch in ("main", "task/T-1"):
+        complete_answer(client, branch)
+    upstream.commit("main", dict.fromkeys(notes(5)))
+    client.sync()
+    aged(nursery_of(data), 15)
+    state, used = data / "state" / "task-T-1.json", data / "state" / "used" / "task-T-1"
+    if left == "without a stamp":
+        state.write_text(json.dumps({**json.loads(state.read_text()), "stamp": None}))
+    else:
+        shutil.rmtree(data / "qmd-cache" / "ws-task-T-1")
+
+    def vectors_freed() -> list[str]:
+        done = housekeeper_of(settings).round(now=True)
+        return [freed.what for freed in done.freed if freed.what.startswith("vectors")]
+
+    assert vectors_freed() == []  # it may just be made
+    os.utime(used, (time.time() - 3700,) * 2)
+    assert vectors_freed() == ["vectors of 6 texts"]
+    assert "pets.md" in {hit["path"] for hit in complete_answer(client, "task/T-1")["results"]}
+
+
+def test_vectors_are_made_and_searched_while_others_go(
+    settings: dict[str, str], data: Path, upstream: Upstream
+) -> None:
+    upstream.commit("main", {**notes(60), **DOCUMENTS})
+    client = client_of(settings)
+    complete_answer(client)
+    nursery, done = nursery_of(data), threading.Event()
+    failed: list[str] = []
+
+    def prune() -> None:
+        housekeeper = housekeeper_of(settings)
+        while not done.is_set():
+            failed.extend(housekeeper.round(now=True).failed)
+
+    pruning = threading.Thread(target=prune)
+    pruning.start()
+    try:
+        for turn in range(6):
+            aged(nursery, 20)
+            upstream.commit("main", dict.fromkeys(notes(10, 10 * turn)) | notes(5, 100 + 5 * turn))
+            answer = complete_answer(client)
+            assert (answer["commit_hash"], answer["results"][0]["path"]) == (upstream.tip("main"), "holds.md")
+            assert answer["debug"]["index"]["pending_embeddings"] == 0
+    finally:
+        done.set()
+        pruning.join()
+    assert failed == []
+    aged(nursery, 20)
+    assert housekeeper_of(settings).round(now=True).failed == []
+    assert vectors_in(nursery) == 30 + len(DOCUMENTS)
+
+
 def test_a_large_document_is_embedded_in_turns_and_keeps_no_other_waiting(
     settings: dict[str, str], upstream: Upstream
 ) -> None:
@@ -455,7 +567,7 @@ def test_the_embedder_takes_the_newest_first_in_turns_and_ends_on_term(
     (data / "state" / "none.json").write_text("{")
     before.serve(data)
     with (tmp_path / "embedder.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "memgw.embedder"], cwd=ROOT, env=settings, stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "memgw.background"], cwd=ROOT, env=settings, stderr=log)
     try:
         assert until(lambda: not any(pending(client, branch) for branch in branches), 60)
         asked = [Path(request["file"]).parent.name for request in before.of("embed")]
@@ -498,7 +610,7 @@ def test_every_answer_is_of_its_commit_while_vectors_are_made_and_pushes_go_on(
 
     settings |= {"MEMGW_EMBED_BUDGET_SECONDS": "1"}
     with served(settings, tmp_path, measured=False) as server:
-        embedder = subprocess.Popen([sys.executable, "-m", "memgw.embedder"], cwd=ROOT, env=settings)
+        embedder = subprocess.Popen([sys.executable, "-m", "memgw.background"], cwd=ROOT, env=settings)
 
         def client(seed: int) -> None:
             mine = Random(seed)

@@ -134,7 +134,7 @@ def test_the_warm_host_of_the_stack_is_started_again_and_mcp_serves_its_index(
         assert until(lambda: answers_right(stack), 20)
         events = (data / "logs" / "gunicorn.log").read_text()
         assert "healing" not in events
-        for name in ("qmd-mcp", "embedder", "supervisord"):
+        for name in ("qmd-mcp", "background", "supervisord"):
             assert "Traceback" not in (data / "logs" / f"{name}.log").read_text()
     finally:
         stack.do("down")
