@@ -1,15 +1,16 @@
 # The only door: `make up`, then ask. README.md says what each target does.
 PYTHON := .venv/bin/python
-export RUNTIME
+export RUNTIME GPU
 
-.PHONY: help install install-dev bootstrap up down serve logs smoke test check bench eval models gc
+.PHONY: help install install-dev install-to-run bootstrap up down serve logs smoke test image-test check bench eval models gc
 
 help:
-	@echo 'make up       install, make the demo remote if there is no .env, start, ask one question'
+	@echo 'make up       install, make the demo remote if there is no .env, start, ask one question (RUNTIME=docker, GPU=1)'
 	@echo 'make down     stop            make logs    follow the logs'
 	@echo 'make serve    the same in the foreground'
 	@echo 'make smoke    eight acceptance steps against the running stack, or one it starts itself'
 	@echo 'make test     pytest          make check   ruff and mypy'
+	@echo 'make image-test  both containers, built and asked without a Docker engine (root, buildah, debootstrap)'
 	@echo 'make bench    memgw beside a shell loop and the floor (QUICK=1, PEERS=1, STRICT=1, SIZES=…, ONLY=…, OUT=…, BENCH_DIR=…)'
 	@echo 'make eval     how well answers are found, beside qmd itself and grep (STRICT=1, OUT=…)'
 	@echo 'make models   fetch the models ahead of time; MODEL=minilm: a small one that needs no model hub'
@@ -22,13 +23,16 @@ install:
 install-dev:
 	@bash bin/install.sh --dev
 
+install-to-run:
+	@bash bin/install.sh --to-run
+
 bootstrap:
 	@bash bin/bootstrap.sh
 
-up: install bootstrap
+up: install-to-run bootstrap
 	@$(PYTHON) bin/stack.py up
 
-serve: install bootstrap
+serve: install-to-run bootstrap
 	@exec $(PYTHON) bin/stack.py serve
 
 down:
@@ -37,7 +41,7 @@ down:
 logs:
 	@exec $(PYTHON) bin/stack.py logs
 
-smoke: install bootstrap
+smoke: install-to-run bootstrap
 	@bash bin/smoke-test.sh
 
 models: install bootstrap
@@ -49,6 +53,9 @@ gc: install bootstrap
 test: install-dev
 	@$(PYTHON) bin/minilm.py .cache/minilm-l6-v2-q8_0.gguf
 	$(PYTHON) -m pytest -n 3 --dist worksteal --cov --cov-report=term
+
+image-test: install-dev
+	@$(PYTHON) bin/image_test.py
 
 check: install-dev
 	$(PYTHON) -m ruff check

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv, brings Node where the machine has none of version 22 or later, and installs the pinned qmd; with
-# --dev also what the tests and checks need. All from locked versions. A second run does nothing.
+# --dev also what the tests and checks need, with --to-run only what this machine runs itself: containers bring Node and
+# qmd along. All from locked versions. A second run does nothing.
 set -euo pipefail
 
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
@@ -80,6 +81,8 @@ install_qmd() {
 }
 
 command -v git >/dev/null || die 'git is needed and was not found'
+runtime=local
+[[ ${1:-} != --to-run ]] || runtime=$(bin/runtime.sh)
 # One at a time: make -j, or a second terminal.
 if command -v flock >/dev/null; then
   exec 9>"$root/.install.lock"
@@ -90,5 +93,7 @@ pip_install "$venv/.installed-runtime" requirements/runtime.txt
 if [[ ${1:-} == --dev ]]; then
   pip_install "$venv/.installed-dev" requirements/dev.txt
 fi
-install_node
-install_qmd
+if [[ $runtime == local ]]; then
+  install_node
+  install_qmd
+fi

@@ -151,8 +151,7 @@ class Smoke:
             os.killpg(os.getpgid(pid), signal.SIGKILL)
             check(stack.until(lambda: stack.process(pid_file, "memgw.wsgi") not in (None, pid), 30), "it stays away")
         else:
-            done = subprocess.run(["docker", "compose", "restart", "gateway"], cwd=stack.ROOT)
-            check(done.returncode == 0, "it can't be restarted")
+            check(stack.compose(self._config, "restart", "gateway") == 0, "it can't be restarted")
         check(stack.until(lambda: stack.health(self._config), stack.START_SECONDS), "it did not come back")
         branch, word = next(iter(self._words.items()))
         commit = self._remote.push(branch, "after.md", f"# After\n\nafter{word}\n")

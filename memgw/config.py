@@ -85,6 +85,10 @@ def _branch(value: str) -> str:
         raise ValueError(f"must be a branch: {exc.detail}") from None
 
 
+def _branches(value: str) -> tuple[str, ...]:
+    return tuple(_branch(name.strip()) for name in value.split(","))
+
+
 def _prefix(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}", value):
         raise ValueError("must be 1 to 32 letters, digits, dashes or underscores")
@@ -106,6 +110,12 @@ def _bind(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or re.search(r"\s", value) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise ValueError("must be host:port")
+    return value
+
+
+def _host(value: str) -> str:
+    if re.search(r"[\s/]", value):
+        raise ValueError("must be a host")
     return value
 
 
@@ -164,7 +174,10 @@ class Config:
     max_workspaces: int = _setting("MEMGW_MAX_WORKSPACES", _between(0, 1_000_000), 0)
     max_disk_mb: int = _setting("MEMGW_MAX_DISK_MB", _between(0, 100_000_000), 0)
     housekeeping_minutes: int = _setting("MEMGW_HOUSEKEEPING_MINUTES", _between(0, 10_080), 10)
+    mcp_host: str = _setting("MEMGW_MCP_HOST", _host, "127.0.0.1")
     mcp_port: int = _setting("MEMGW_MCP_PORT", _between(1, 65535), 8181)
+    warmup_branches: tuple[str, ...] = _setting("MEMGW_WARMUP_BRANCHES", _branches, ())
+    warmup_seconds: int = _setting("MEMGW_WARMUP_SECONDS", _between(1, 86_400), 60)
     qmd: Path = _setting("MEMGW_QMD", _path, ROOT / "qmd/node_modules/@tobilu/qmd/dist/cli/qmd.js")
     node: str = _setting("MEMGW_NODE", _text, "")
 

@@ -41,9 +41,11 @@ def for_qmd(environ: Mapping[str, str], *, home: Path, cache: Path, config: Path
     """qmd sees its own home, so that no `~/.config/qmd` of the operator reaches an index.
 
     `INDEX_PATH` beats `--index`, and a directory of its own keeps qmd's embed lock apart. Unless it believes to be in
-    WSL, qmd takes a path such as `/d/memory` for a drive of Windows. CI is left out: with it qmd does no model work.
+    WSL, qmd takes a path such as `/d/memory` for a drive of Windows. CI is left out: with it qmd does no model work. An
+    empty CUDA_VISIBLE_DEVICES would hide every GPU, where with us empty means not set.
     """
-    return _pick(environ, _COMMON + _QMD) | {
+    kept = _pick(environ, _COMMON) | {name: value for name, value in _pick(environ, _QMD).items() if value}
+    return kept | {
         "LC_ALL": "C.UTF-8",
         "NO_COLOR": "1",
         "WSL_DISTRO_NAME": "none",

@@ -1,4 +1,4 @@
-"""`python -m memgw.mcp`: qmd's own MCP server (HTTP, loopback) over the index of the default branch.
+"""`python -m memgw.mcp`: qmd's own MCP server (HTTP) over the index of the default branch.
 
 It serves what the gateway indexed last and asks no remote: a convenience for tools that speak MCP, outside of memgw's
 promise. It waits for the first index, and starts qmd again when the gateway has built a new one.
@@ -34,7 +34,7 @@ def serve(config: Config, environ: Mapping[str, str], stopped: Event) -> int:
             if stamp and (stamp.identity.file, stamp.identity.inode) != served:
                 if child:
                     _stop(child)
-                child = engine.serve_mcp(workspace.place(stamp), config.mcp_port)
+                child = engine.serve_mcp(workspace.place(stamp), config.mcp_host, config.mcp_port)
                 served = (stamp.identity.file, stamp.identity.inode)
             stopped.wait(LOOK_EVERY_SECONDS)
         return 0

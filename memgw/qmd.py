@@ -155,10 +155,10 @@ class QmdCli:
     def explain(self, place: Place, question: Question) -> list[str]:
         return ["qmd", "--index", place.index, *_search(question)]
 
-    def serve_mcp(self, place: Place, port: int) -> proc.Process:
-        """Starts `qmd mcp --http` on loopback; it reads the index as it goes and stays until it is ended."""
+    def serve_mcp(self, place: Place, host: str, port: int) -> proc.Process:
+        """Starts `qmd mcp --http`; it reads the index as it goes and stays until it is ended."""
         self.settings(place)
-        command = [*self._launcher, "--index", place.index, "mcp", "--http", "--host", "127.0.0.1"]
+        command = [*self._launcher, "--index", place.index, "mcp", "--http", "--host", host]
         return proc.start([*command, "--port", str(port)], cwd=self._home(), env=self._env(place.folder / place.file))
 
     def _run(self, place: Place, command: Sequence[str], deadline: Deadline, keep_open: tuple[int, ...] = ()) -> bytes:

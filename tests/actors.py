@@ -42,6 +42,17 @@ def until(condition: Callable[[], Any], seconds: float = 10) -> bool:
     return True
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process does nothing for as long as this lasts."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 class Upstream:
     """A bare repository that stands for the remote. A commit here is what a push leaves behind."""
 

@@ -119,6 +119,10 @@ def test_qmd_keeps_its_path_and_its_gpu() -> None:
     assert qmd_env(kept | HOSTILE) == kept | QMD_FIXED
 
 
+def test_an_empty_list_of_gpus_hides_none() -> None:
+    assert qmd_env({"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE": "0"}) == {"CUDA_DEVICE": "0"} | QMD_FIXED
+
+
 def test_the_given_environment_is_left_as_it_was() -> None:
     environ = {"PATH": "/bin", "HOME": "/me"}
     git_env(environ)["PATH"] = qmd_env(environ)["PATH"] = "/changed"

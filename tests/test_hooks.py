@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ import pytest
 from memgw.app import create_app
 from memgw.config import Config
 from memgw.pushes import MOST_WAITING, Pushes
-from tests.actors import FakeQmd, GitHttp, Server, Upstream, git_http, served, until
+from tests.actors import FakeQmd, GitHttp, Server, Upstream, git_http, served, stopped, until
 from tests.conftest import Client
 from tests.deliveries import (
     FORGES,
@@ -313,17 +312,6 @@ def test_a_push_of_as_many_commits_as_a_forge_tells_of_is_taken_and_more_is_413(
     assert shared.answered(most)["outcome"] == "accepted"
     assert shared.refused(signed(b" " * 5_242_881)) == (413, "body_too_large")
     assert shared.refused(signed(b" " * 5_242_880)) == (400, "invalid_json")
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process does nothing for as long as this lasts."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        assert until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_hook_is_taken_once_by_whichever_worker_and_after_a_restart(

@@ -16,7 +16,7 @@ from random import Random
 
 import pytest
 
-from tests.actors import Server, Upstream, processes_with, served, until
+from tests.actors import Server, Upstream, processes_with, served, stopped, until
 from tests.test_clients import GET, HEAD, connect, held, post, rest
 from tests.test_metrics import requests, scrape
 
@@ -143,13 +143,10 @@ def test_a_rolling_term_under_load_loses_no_request_and_leaves_no_process_and_no
 def test_what_the_kernel_had_accepted_before_the_end_is_answered(environ: dict[str, str], tmp_path: Path) -> None:
     with served(environ, tmp_path, workers=1, measured=False) as server, ExitStack() as stack:
         (worker,) = server.workers()
-        os.kill(worker, signal.SIGSTOP)
-        try:
+        with stopped(worker):
             waiting = [stack.enter_context(connect(server, GET)) for _ in range(20)]
             server.process.terminate()
             assert until(lambda: terminated(worker), 30)
-        finally:
-            os.kill(worker, signal.SIGCONT)
         assert [rest(client).split(b"\r\n")[0] for client in waiting] == [b"HTTP/1.1 200 OK"] * 20
         with pytest.raises(ConnectionRefusedError):
             connect(server)
