@@ -51,9 +51,10 @@ STALLED = {
 }
 
 
-def connect(server: Server, sent: bytes = b"") -> socket.socket:
+def connect(server: Server, sent: bytes = b"", room: int = 4096) -> socket.socket:
+    """`room`: how much it is sent unread."""
     client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it connects: how much it is sent unread
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)  # heeded before it connects
     client.settimeout(60)
     try:
         client.connect(("127.0.0.1", server.port))
@@ -142,10 +143,10 @@ def patient(tmp_path_factory: pytest.TempPathFactory, warm_host: Any) -> Iterato
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory, warm_host: Any) -> Iterator[Server]:
-    """One worker of eight threads that waits a second."""
+    """One worker of eight threads that waits three seconds."""
     folder = tmp_path_factory.mktemp("hasty")
     warm_host.serve(folder / "data")
-    environ = environ_in(folder, MEMGW_CLIENT_TIMEOUT_SECONDS="1", GUNICORN_CMD_ARGS="--keep-alive 1")
+    environ = environ_in(folder, MEMGW_CLIENT_TIMEOUT_SECONDS="3", GUNICORN_CMD_ARGS="--keep-alive 1")
     with served(environ, folder, workers=1, measured=True) as server:
         server.query("alpha")
         yield server
@@ -306,11 +307,11 @@ def test_a_body_in_pieces_is_parsed_when_all_of_it_is_there(monkeypatch: pytest.
 
 
 def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(hasty: Server) -> None:
-    with connect(hasty, HEAD + b"Connection: close\r\n" + post(WHOLE)[len(HEAD) :]) as client:
+    with connect(hasty, HEAD + b"Connection: close\r\n" + post(WHOLE)[len(HEAD) :], room=65_536) as client:
         pieces = []
-        for _ in range(10):
+        for _ in range(12):
             pieces.append(client.recv(65_536))
-            time.sleep(0.3)  # longer, in all, than it may stall
+            time.sleep(0.4)  # longer, in all, than it may stall
         answer = b"".join(pieces) + rest(client)
     assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["results"][0]["body"]) > VAST - 10
 
