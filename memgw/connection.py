@@ -59,13 +59,11 @@ class Outlet:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The parser that a thread sees: it has parsed."""
+    """The parser that a thread sees: it has parsed. `outcome`: a request."""
 
     outcome: Any
 
     def __next__(self) -> Any:
-        if isinstance(self.outcome, ParseException):
-            raise self.outcome
         return self.outcome
 
     def finish_body(self, deadline: float) -> bool:
@@ -74,7 +72,8 @@ class Parsed:
 
 @dataclass(eq=False)
 class Connection:
-    """In the hands of the main loop, or of a thread; never of both. `due`: bytes before which it is no use to parse."""
+    """In the hands of the main loop, or of a thread; never of both. `due`: bytes before which it is no use to parse.
+    `fault`: why what has arrived is no request."""
 
     socket: socket.socket
     client: Any
@@ -84,6 +83,7 @@ class Connection:
     due: int = 0
     sock: Outlet = field(default_factory=Outlet)
     parser: Parsed | None = None
+    fault: ParseException | None = None
     requests: int = 0
     encouraged: bool = False
     keep: bool = True
@@ -129,7 +129,7 @@ class Connection:
         return self.untaken != before
 
     def parse(self, cfg: Any, limit: Callable[[str], int]) -> None:
-        """Makes `parser` of a request that has arrived, or as much of it as anybody will look at. Raises NotYet.
+        """Makes `parser` or `fault` of a request that has arrived, or as much as anybody will look at. Raises NotYet.
 
         `limit`: of a path's bodies, in bytes. A larger one is refused by its Content-Length or, without one, by its
         first limit + 1 bytes.
@@ -153,7 +153,7 @@ class Connection:
             request.body = BytesIO(body)
             self.parser = Parsed(request)
         except ParseException as exc:
-            self.parser = Parsed(exc)
+            self.fault = exc
         except NotYet:
             if request and request._expected_100_continue and not self.encouraged:
                 self.encouraged = True

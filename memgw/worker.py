@@ -22,6 +22,13 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+    UnsupportedTransferCoding,
+)
 from gunicorn.workers.gthread import ThreadWorker
 
 from memgw.connection import PIECE, Connection, NotYet
@@ -38,6 +45,24 @@ UNTAKEN = 256 * 1024 * 1024
 ARRIVING = 64 * 1024 * 1024
 """Bytes of requests that a worker keeps until all of each is there."""
 TICK = 0.5
+
+
+NOT_TAKEN: dict[type[Exception], tuple[int, str, str]] = {
+    LimitRequestLine: (414, "uri_too_long", "the first line of the request is too long"),
+    LimitRequestHeaders: (431, "headers_too_large", "the request has too many headers, or too long ones"),
+    ExpectationFailed: (417, "expectation_failed", "of expectations 100-continue alone is known"),
+    UnsupportedTransferCoding: (501, "transfer_coding_unsupported", "of transfer codings chunked alone is known"),
+    ParseException: (400, "bad_request", "the request is not the HTTP that is spoken here"),
+}
+"""What no thread is asked about: gunicorn would answer in HTML. The first kind that fits counts."""
+
+
+def problem(status: int, code: str, detail: str, request_id: str) -> bytes:
+    """The whole answer to a request that the application is not asked about."""
+    body = shape(status, code, detail, request_id)
+    text = json.dumps(body).encode()
+    head = f"HTTP/1.1 {status} {body['title']}\r\nConnection: close\r\nContent-Type: application/problem+json\r\n"
+    return b"%sContent-Length: %d\r\n\r\n%s" % (head.encode(), len(text), text)
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
@@ -123,7 +148,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         except NotYet:
             conn.send()
             return None
-        keep: bool = super().handle(conn)
+        fault = conn.fault
+        if fault:
+            self.log.warning("no request that is taken, from %s: %s", conn.client[0], fault)
+            kind = next(kind for kind in NOT_TAKEN if isinstance(fault, kind))
+            conn.sock.sendall(problem(*NOT_TAKEN[kind], uuid4().hex))
+        keep: bool = not fault and super().handle(conn)
         conn.send()
         return keep
 
@@ -231,11 +261,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
     def refuse(self, conn: Connection) -> None:
         request_id = uuid4().hex
         self.log.info("a request did not arrive in time: %d bytes (%s)", len(conn.data), request_id)
-        body = json.dumps(shape(408, "request_timeout", "the request did not arrive in time", request_id)).encode()
-        conn.sock.sendall(
-            b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/problem+json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
+        conn.sock.sendall(problem(408, "request_timeout", "the request did not arrive in time", request_id))
         conn.keep = False
         self.leave(conn)
 

@@ -244,6 +244,35 @@ def test_each_stall_ends_and_nothing_is_left(hasty: Server) -> None:
     assert hasty.err.read_text().count("did not arrive in time") == said + late + 3 + 3
 
 
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\r\n\r\n", 400, "bad_request"),  # TLS
+        (b"GET /health\r\n\r\n", 400, "bad_request"),
+        (b"GET /health HTTP/9.9\r\n\r\n", 400, "bad_request"),
+        (b"GET /health HTTP/1.1\r\nno colon\r\n\r\n", 400, "bad_request"),
+        (HEAD + b"Content-Length: -1\r\n\r\n", 400, "bad_request"),
+        (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400, "bad_request"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "bad_request"),
+        (HEAD + b"Transfer-Encoding: br\r\n\r\n", 501, "transfer_coding_unsupported"),
+        (HEAD + b"Expect: the unexpected\r\n\r\n", 417, "expectation_failed"),
+        (b"GET /" + 5000 * b"a" + b" HTTP/1.1\r\n\r\n", 414, "uri_too_long"),
+        (b"GET /health HTTP/1.1\r\n" + 65 * b"A: b\r\n" + b"\r\n", 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\nA: " + 9000 * b"b" + b"\r\n\r\n", 431, "headers_too_large"),
+    ],
+)
+def test_what_is_no_request_is_told_in_the_shape_of_all_failures(
+    patient: Server, sent: bytes, status: int, code: str
+) -> None:
+    with connect(patient, sent) as client:
+        head, _, body = rest(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Content-Type: application/problem+json" in head
+    problem = json.loads(body)
+    assert (problem["ok"], problem["status"], problem["code"]) == (False, status, code)
+    assert_serves(patient)
+
+
 def test_of_answers_that_are_not_taken_a_worker_keeps_so_much_and_always_one() -> None:
     worker = Worker(1, os.getpid(), [], None, 1, gunicorn.config.Config(), None)
     worker.poller = selectors.DefaultSelector()
