@@ -131,7 +131,8 @@ class Housekeeper:
                     number, used = number - 1, used - freed.bytes
                     yield freed
         if (most and number > most) or used > (self._bounds.max_bytes or used):
-            log.warning("bounds_passed", extra={"workspaces": number, "bytes": used})  # by what is in use, or must stay
+            facts = {"workspaces": number} | ({"bytes": used} if self._bounds.max_bytes else {})
+            log.warning("bounds_passed", extra=facts)  # by what is in use, or must stay
 
     def _counted(self) -> Iterable[Path]:
         """What MEMGW_MAX_DISK_MB is about: not the models, logs, and the demo remote."""

@@ -39,12 +39,15 @@ STOPPING = {signal.SIGTERM, signal.SIGQUIT, signal.SIGINT}
 PART = 5.0
 """Seconds for a client to close after its answer; closing on what it still sends would take the answer from it."""
 STOP = 2.0
-"""Seconds that a worker which stops leaves to requests that are arriving, or may be."""
+"""Seconds that a worker which stops leaves to requests that are arriving, or may be. Meanwhile it lets others in:
+gunicorn replaces it only when it is gone, and its neighbour may be stopping, too."""
+LAST = 0.5
+"""Seconds for requests that are arriving when the door is closed."""
 UNTAKEN = 256 * 1024 * 1024
 """Bytes of answers that a worker keeps for clients that are slow to take them."""
 ARRIVING = 64 * 1024 * 1024
 """Bytes of requests that a worker keeps until all of each is there."""
-TICK = 0.5
+TICK = 0.25
 
 
 NOT_TAKEN: dict[type[Exception], tuple[int, str, str]] = {
@@ -73,6 +76,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         self.connections: set[Connection] = set()
         self.waiting: dict[Connection, Callable[[Connection], None]] = {}
         self.swept = monotonic()
+        self.alive: bool
+        self.open = True
 
     def init_signals(self) -> None:
         super().init_signals()
@@ -84,6 +89,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         self.poller.register(self.method_queue.fileno(), selectors.EVENT_READ, self.method_queue.run_callbacks)
         self.set_accept_enabled(True)
         while self.alive and self.is_parent_alive():
+            self.turn()
+        self.alive = False
+        end = monotonic() + STOP
+        while monotonic() < end and any(not conn.sock.parts for conn in self.waiting):
             self.turn()
         self.retire()
         end = monotonic() + self.cfg.graceful_timeout
@@ -201,7 +210,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         return len(conn.data) <= 2 * PIECE or sum(len(other.data) for other in self.connections) <= ARRIVING
 
     def part(self, conn: Connection) -> None:
-        conn.until = monotonic() + PART
+        conn.until = monotonic() + (PART if self.alive else TICK)
         try:
             conn.socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -219,8 +228,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
 
     def wait(self, conn: Connection, events: int, go_on: Callable[[Connection], None]) -> None:
         """Has `go_on` called when the client has done its part."""
-        if not (self.alive or conn.sock.parts):
-            conn.until = min(conn.until, monotonic() + STOP)
+        if not (self.open or conn.sock.parts):
+            conn.until = min(conn.until, monotonic() + LAST)
         if self.waiting.get(conn) == go_on:
             return
         self.forget(conn)
@@ -256,7 +265,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
                     self.hand_over(conn)
                 else:
                     self.close(conn)
-        self.set_accept_enabled(self.alive)
+        self.set_accept_enabled(self.open)
 
     def refuse(self, conn: Connection) -> None:
         request_id = uuid4().hex
@@ -274,7 +283,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
 
     def retire(self) -> None:
         """What the kernel has accepted is ours, too; whoever comes later finds another worker, or a closed door."""
-        self.alive = False
+        self.open = False
         self.set_accept_enabled(False)
         for listener in self.sockets:
             while self.accept(listener):
@@ -282,4 +291,4 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
             listener.close()
         for conn in self.waiting:
             if not conn.sock.parts:
-                conn.until = min(conn.until, monotonic() + STOP)
+                conn.until = min(conn.until, monotonic() + LAST)

@@ -50,6 +50,8 @@ STALLED = {
     "stays idle": GET,
 }
 
+ANSWERED = ("never closes", "is refused and never closes", "stays idle")
+
 
 def connect(server: Server, sent: bytes = b"", room: int = 4096) -> socket.socket:
     """`room`: how much it is sent unread."""
@@ -157,7 +159,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory, warm_host: Any) -> Iterator[
 def test_stalled_clients_leave_health_and_queries_alone(patient: Server, kind: str, number: int) -> None:
     """More of them than all threads of all workers."""
     with clients(patient, STALLED[kind], number) as stalled:
-        if kind == "stays idle":
+        if kind in ANSWERED:  # so many at once would take all slots for a moment
             for client in stalled:
                 client.recv(65_536)
         assert_serves(patient)

@@ -193,6 +193,26 @@ def test_a_stop_does_not_wait_for_clients_that_stall_and_tells_them(server: Serv
             assert rest(client).startswith(b"HTTP/1.1 408 ")
 
 
+def test_workers_that_end_together_let_others_in_while_clients_stall(server: Server) -> None:
+    assert until(lambda: len(server.workers()) == 2)
+    workers = server.workers()
+    with ExitStack() as stack:
+        for _ in range(30):
+            stack.enter_context(connect(server, post(ALPHA)[:-3]))
+        assert until(lambda: held(server) == 30)
+        for worker in workers:
+            os.kill(worker, signal.SIGTERM)
+        by_old, took = 0, [0.0]
+        while not replaced(server, workers):
+            begun = time.monotonic()
+            status, headers, _ = server.request("GET", "/health", timeout=10)
+            took.append(time.monotonic() - begun)
+            assert status == 200
+            by_old += headers.get("connection") == "close"
+    assert by_old > 10  # of those who came after the TERM
+    assert max(took) < 5
+
+
 def test_a_body_that_is_on_its_way_when_a_worker_is_told_to_end_may_arrive(server: Server, upstream: Upstream) -> None:
     upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
     server.query("alpha")
