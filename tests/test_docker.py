@@ -28,7 +28,7 @@ class Docker:
         note = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
         program = folder / "docker"
         program.write_text(
-            f"#!/bin/sh\n{sys.executable} -c '{note}' \"$@\" >> '{folder}/calls'\n"
+            f"#!/bin/sh\n'{sys.executable}' -c '{note}' \"$@\" >> '{folder}/calls'\n"
             f"for word; do [ ! -e '{folder}/fails-'$word ] || exit 1; done\n"
         )
         program.chmod(0o755)
