@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
+from memgw import gateway
 from memgw.app import create_app
 from memgw.config import ROOT, Config
 from memgw.remote import Remote
@@ -39,6 +41,12 @@ def _alone(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     monkeypatch.setenv("NODE_COMPILE_CACHE", str(tmp_path_factory.getbasetemp() / "node"))
+
+
+@pytest.fixture
+def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search begins before the remote has answered, however slow that is here: then searches can be counted."""
+    monkeypatch.setattr(gateway, "WORTH_A_THREAD_MS", inf)
 
 
 @pytest.fixture

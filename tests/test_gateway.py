@@ -18,7 +18,7 @@ from tests.conftest import Client
 
 
 @pytest.fixture
-def faked(environ: dict[str, str], fake_qmd: FakeQmd, upstream: Upstream) -> Client:
+def faked(environ: dict[str, str], fake_qmd: FakeQmd, upstream: Upstream, nothing_ahead: None) -> Client:
     """A client over a fake qmd, its first index made."""
     upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
     client = Client(create_app(Config.load(environ), environ))

@@ -271,7 +271,7 @@ class Fallback:
 
 
 @pytest.fixture
-def fallback(environ: dict[str, str], fake_qmd: FakeQmd, upstream: Upstream) -> Fallback:
+def fallback(environ: dict[str, str], fake_qmd: FakeQmd, upstream: Upstream, nothing_ahead: None) -> Fallback:
     environ["QMD_ENGINE"] = "auto"
     upstream.commit("main", TEXTS)
     client = Client(create_app(Config.load(environ), environ))
