@@ -11,14 +11,13 @@ from uuid import uuid4
 
 from flask import Flask, Response, current_app, g, request
 
-from memgw import logs, metrics, problems
+from memgw import hooks, logs, metrics, problems
 from memgw.census import Census
 from memgw.config import Config
 from memgw.engine import Engine
 from memgw.errors import WorkspaceBusy
 from memgw.forges import UNKNOWN
 from memgw.gateway import Gateway
-from memgw.hooks import ENDPOINT as HOOKS
 from memgw.host import Host
 from memgw.housekeeping import STEP_SECONDS, Bounds, Housekeeper
 from memgw.layout import Layout, UpdateOn
@@ -130,7 +129,7 @@ def create_app(config: Config, environ: Mapping[str, str]) -> Flask:
 
 def _most(config: Config, path: str) -> int:
     """Bytes of a request's body that are worth waiting for: one more than it may have."""
-    return 1 + (config.hook_max_bytes if path == "/hooks/push" and config.hook_secrets else config.max_body_bytes)
+    return 1 + (config.hook_max_bytes if path == hooks.PATH and config.hook_secrets else config.max_body_bytes)
 
 
 def _admit(app: Flask, slots: int) -> None:
@@ -141,7 +140,7 @@ def _admit(app: Flask, slots: int) -> None:
     @app.before_request
     def enter() -> None:
         if request.method == "POST":
-            if request.endpoint == HOOKS and for_hooks.acquire(timeout=HOOK_PATIENCE_SECONDS):
+            if request.endpoint == hooks.ENDPOINT and for_hooks.acquire(timeout=HOOK_PATIENCE_SECONDS):
                 g.admitted = for_hooks
             elif free.acquire(blocking=False):
                 g.admitted = free
@@ -169,7 +168,7 @@ def _end(response: Response) -> Response:
     seconds = monotonic() - g.arrived
     endpoint = request.path if request.path in current_app.extensions["memgw.endpoints"] else "other"
     metrics.request(endpoint, response.status_code, seconds, spent)
-    if request.endpoint == HOOKS and (outcome := g.get("code") or g.facts.get("outcome")):
+    if request.endpoint == hooks.ENDPOINT and (outcome := g.get("code") or g.facts.get("outcome")):
         metrics.hook(g.facts.get("forge", UNKNOWN), outcome)
     facts = {
         "method": request.method,

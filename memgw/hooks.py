@@ -17,12 +17,12 @@ from memgw.views import bp
 
 FORM = "application/x-www-form-urlencoded"
 
-ENDPOINT = f"{bp.name}.push"
+PATH, ENDPOINT = "/hooks/push", f"{bp.name}.push"
 
 PUSH, HOOK = PushIn(), HookOut()
 
 
-@bp.post("/hooks/push")
+@bp.post(PATH)
 def push() -> Response:
     """Answers at once; the work is done behind it, and nothing is looked at before it is known who sent it."""
     told = _told(_delivery())

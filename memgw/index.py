@@ -85,6 +85,17 @@ class IndexFolder:
         with self._open(file) as db:
             return _number(db, "SELECT count(DISTINCT hash) FROM documents WHERE active = 1")
 
+    def listing(self, file: str) -> dict[str, str]:
+        """Path → content hash of all documents that can be found. Raises IndexDamaged."""
+        with self._open(file) as db:
+            return dict(
+                db.execute(
+                    "SELECT path, hash FROM documents JOIN documents_fts_docsize USING (id) JOIN content USING (hash)"
+                    " WHERE collection = ? AND active = 1",
+                    (COLLECTION,),
+                )
+            )
+
     def texts(self, file: str) -> set[str]:
         """The hashes of all contents. Raises IndexDamaged."""
         with self._open(file) as db:

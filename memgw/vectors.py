@@ -1,7 +1,7 @@
 """Vectors follow Git: what a stamped index lacks is embedded apart from it, and brought in between two searches."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +102,7 @@ def rewritten(workspace: Workspace, stamp: Stamp, write: Writer, seconds: float,
     if now != stamp:
         return now
     limit = Deadline(hold.deadline.left(seconds))
+    before = workspace.index.listing(stamp.identity.file)
     workspace.save(workspace.state().but(stamp=None), hold)
     file = stamp.identity.file
     try:
@@ -109,17 +110,18 @@ def rewritten(workspace: Workspace, stamp: Stamp, write: Writer, seconds: float,
     except (EngineFailed, EngineBadOutput, DeadlineExceeded) as exc:  # what it has done until then is kept
         _report(workspace, exc)
     finally:  # whatever ends us: an index without a stamp would be built anew
-        again = _stamp_again(workspace, stamp, file, hold)
+        again = _stamp_again(workspace, stamp, file, before, hold)
     return again
 
 
-def _stamp_again(workspace: Workspace, stamp: Stamp, file: str, hold: Held) -> Stamp:
-    """The same documents in a file that was written to. Raises IndexDamaged when they are not."""
+def _stamp_again(workspace: Workspace, stamp: Stamp, file: str, before: Mapping[str, str], hold: Held) -> Stamp:
+    """The same documents as `before`, by path and hash, in a file that was written to: neither the engine's word nor
+    their number is proof of it. Raises IndexDamaged when they are others."""
     index = workspace.index
     index.settle(file)
     identity = index.identity(file)
-    if identity is None or {index.documents(file), index.count_texts(file)} != {stamp.documents}:
-        raise IndexDamaged("the index lost documents when it was written to")
+    if identity is None or index.count_texts(file) != stamp.documents or index.listing(file) != before:
+        raise IndexDamaged("the index changed its documents when only vectors were to be written")
     again = replace(stamp, serial=uuid4().hex, identity=identity)
     embedded = None if workspace.pending_embeddings(again) else stamp.commit
     workspace.save(workspace.state().but(stamp=again, embedded_commit=embedded), hold)

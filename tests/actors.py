@@ -53,6 +53,12 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+def settings_in(folder: Path, upstream: "Upstream") -> dict[str, str]:
+    """The environment of a gateway that several tests share."""
+    own = {"GIT_REMOTE_URL": upstream.url, "MEMGW_DATA_DIR": str(folder / "data"), "HOME": str(folder)}
+    return {**os.environ, **own}
+
+
 class Upstream:
     """A bare repository that stands for the remote. A commit here is what a push leaves behind."""
 

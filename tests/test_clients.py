@@ -21,7 +21,7 @@ from gunicorn.http.message import Request
 from memgw import connection
 from memgw.connection import PIECE, Connection, NotYet
 from memgw.worker import ARRIVING, UNTAKEN, Worker
-from tests.actors import Server, Upstream, served, until
+from tests.actors import Server, Upstream, served, settings_in, until
 
 HEAD = b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 ALPHA = b'{"query": "alpha"}'
@@ -121,15 +121,7 @@ def environ_in(folder: Path, **more: str) -> dict[str, str]:
     upstream = Upstream(folder / "upstream.git")
     vast = "# Vast\n\nvast\n" + "text\n" * (VAST // 5)
     upstream.commit("main", {"a.md": "# A\n\nalpha\n", "vast.md": vast})
-    return {
-        **os.environ,
-        "GIT_REMOTE_URL": upstream.url,
-        "MEMGW_DATA_DIR": str(folder / "data"),
-        "HOME": str(folder),
-        "QMD_ENGINE": "auto",
-        "MEMGW_THREADS": "8",
-        **more,
-    }
+    return {**settings_in(folder, upstream), "QMD_ENGINE": "auto", "MEMGW_THREADS": "8", **more}
 
 
 @pytest.fixture(scope="module")

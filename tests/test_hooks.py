@@ -4,7 +4,6 @@ question finds the work done."""
 import hmac
 import http.client
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ import pytest
 from memgw.app import create_app
 from memgw.config import Config
 from memgw.pushes import MOST_WAITING, Pushes
-from tests.actors import FakeQmd, GitHttp, Server, Upstream, git_http, served, stopped, until
+from tests.actors import FakeQmd, GitHttp, Server, Upstream, git_http, served, settings_in, stopped, until
 from tests.conftest import Client
 from tests.deliveries import (
     FORGES,
@@ -107,13 +106,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     folder = tmp_path_factory.mktemp("hooks")
     upstream = Upstream(folder / "upstream.git")
     upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
-    environ = {
-        **os.environ,
-        "GIT_REMOTE_URL": upstream.url,
-        "MEMGW_DATA_DIR": str(folder / "data"),
-        "HOME": str(folder),
-    }
-    with served(hooked(environ), folder) as server:
+    with served(hooked(settings_in(folder, upstream)), folder) as server:
         server.query("alpha")
         yield Team(server, upstream)
 

@@ -590,6 +590,22 @@ def words(at: int, number: int) -> str:
     return " ".join(f"w{random.randrange(10_000)}" for _ in range(300))
 
 
+def test_an_index_that_its_cleaning_changed_is_not_believed(
+    house: House, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many documents as before, one by another name."""
+
+    def clean(engine: object, place: Place, *_: object) -> str:
+        with closing(sqlite3.connect(place.folder / place.file)) as db, db:
+            db.execute("UPDATE documents SET path = 'other.md'")
+        return place.file
+
+    monkeypatch.setattr(type(house.gateway.engine), "clean", clean)
+    assert house.round(now=True).failed == ["indexes"]
+    for branch in ("main", "task/a", "task/b"):
+        assert client.paths("needle", branch=branch) == ["note.md"]
+
+
 def test_one_housekeeper_at_a_time(house: House) -> None:
     with locks.hold(house.data / "locks" / "housekeeping.lock", Deadline(10), 1), pytest.raises(WorkspaceBusy):
         house.round()

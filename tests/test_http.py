@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memgw import files
-from tests.actors import FakeQmd, Server, Upstream, children, served, until
+from tests.actors import FakeQmd, Server, Upstream, children, served, settings_in, until
 
 JSON = {"Content-Type": "application/json"}
 
@@ -24,13 +24,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("http")
     upstream = Upstream(folder / "upstream.git")
     upstream.commit("main", {"a.md": "# A\n\nalpha\n"})
-    environ = {
-        **os.environ,
-        "GIT_REMOTE_URL": upstream.url,
-        "MEMGW_DATA_DIR": str(folder / "data"),
-        "HOME": str(folder),
-    }
-    with served(environ, folder, workers=1) as server:
+    with served(settings_in(folder, upstream), folder, workers=1) as server:
         assert server.query("alpha")["ok"]
         yield server
 
