@@ -418,7 +418,7 @@ def test_a_worker_without_free_descriptors_closes_idle_connections_and_goes_on(h
     soft, hard = resource.prlimit(worker, resource.RLIMIT_NOFILE)
     try:
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (len(list(Path(f"/proc/{worker}/fd").iterdir())) + 12, hard))
-        with clients(hasty, b"", 30):
+        with clients(hasty, b"", 200):
             assert until(lambda: "can't accept a connection" in hasty.err.read_text())
             assert hasty.request("GET", "/health", timeout=5)[0] == 200
     finally:
